@@ -12,6 +12,8 @@
 //! | `PMIX_NAMESPACE` | text | empty | the job, where those above name none |
 //! | `FP8_DIST_TOKEN` | text | empty | the secret that a process needs to join |
 //! | `FP8_PORT` | 1 to 65535 | none | the port where rank 0 listens, instead of those from `MASTER_PORT` on |
+//!
+//! White space around a value is ignored, and a value of white space alone counts as empty.
 
 use crate::{Error, Result};
 use std::env;
@@ -150,7 +152,7 @@ impl Environment {
         let text = |name| {
             let error =
                 |value, remedy: &str| Err(Error::Environment { name, value, remedy: remedy.to_owned() });
-            match variable(name).map(OsString::into_string) {
+            match trimmed(variable(name)) {
                 None => error(None, "start the processes with torchrun, or set the variable as it does"),
                 Some(Ok(text)) if text.is_empty() => error(Some(text), "expected a value"),
                 Some(Ok(text)) => Ok(text),
@@ -158,17 +160,16 @@ impl Environment {
             }
         };
         // Empty where it is not set.
-        let optional = |name| match variable(name).is_some_and(|value| !value.is_empty()) {
-            true => text(name),
-            false => Ok(String::new()),
-        };
+        let is_set = |name| trimmed(variable(name)).is_some_and(|value| value != Ok(String::new()));
+        let optional = |name| if is_set(name) { text(name) } else { Ok(String::new()) };
         let (run_id_variable, run_id) = run_id(&optional)?;
-        let token = variable(TOKEN).unwrap_or_default().into_string().map_err(|_| Error::Environment {
-            name: TOKEN,
-            value: Some("…".to_owned()), // a secret
-            remedy: "expected UTF-8".to_owned(),
-        })?;
-        let exact_port = variable("FP8_PORT").is_some_and(|port| !port.is_empty());
+        let token =
+            trimmed(variable(TOKEN)).unwrap_or(Ok(String::new())).map_err(|_| Error::Environment {
+                name: TOKEN,
+                value: Some("…".to_owned()), // a secret
+                remedy: "expected UTF-8".to_owned(),
+            })?;
+        let exact_port = is_set("FP8_PORT");
         let rank = number("RANK", text("RANK")?, INTEGER)?;
         let environment = Self {
             rank,
@@ -209,12 +210,17 @@ fn run_id(optional: &impl Fn(&'static str) -> Result<String>) -> Result<(&'stati
     Ok(if namespace.is_empty() { (RUN_ID, String::new()) } else { (PMIX_NAMESPACE, namespace) })
 }
 
+/// The text of a variable without the white space around it, as launchers and scripts leave it; the bytes if it is not UTF-8.
+fn trimmed(value: Option<OsString>) -> Option<std::result::Result<String, OsString>> {
+    Some(value?.into_string().map(|text| text.trim().to_owned()))
+}
+
 const INTEGER: &str = "expected an integer from 0 on";
 const PORT: &str = "expected a port from 1 to 65535";
 
 fn number<T: std::str::FromStr>(name: &'static str, text: String, remedy: &str) -> Result<T> {
     let wrong = |_| Error::Environment { name, value: Some(text.clone()), remedy: remedy.to_owned() };
-    text.trim().parse().map_err(wrong)
+    text.parse().map_err(wrong)
 }
 
 #[cfg(test)]
@@ -257,6 +263,45 @@ mod tests {
         }
         let environment = read(&[("FP8_PORT", Some("4000"))]).unwrap();
         assert_eq!((environment.master_port, environment.exact_port), (4000, true));
+    }
+
+    #[test]
+    fn white_space_around_every_value_is_ignored() {
+        let names = [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "FP8_PORT",
+            "TORCHELASTIC_RUN_ID",
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+            "PMIX_NAMESPACE",
+            "FP8_DIST_TOKEN",
+        ];
+        let value = |name: &str| match TORCHRUN.iter().find(|(known, _)| *known == name) {
+            Some((_, value)) => (*value).to_owned(),
+            None => "12".to_owned(),
+        };
+        let of = |padded: &[&str]| {
+            let padded: Vec<&str> = padded.to_vec();
+            Environment::from_variables(move |name| {
+                let value = names.contains(&name).then(|| value(name))?;
+                let value = if padded.contains(&name) { format!("\t {value} \r\n") } else { value };
+                Some(OsString::from(value))
+            })
+        };
+        let expected = of(&[]).unwrap();
+        assert_eq!((&*expected.master_addr, expected.master_port, &*expected.token), ("node-0", 12, "12"));
+        for name in names {
+            assert_eq!(of(&[name]).unwrap(), expected, "{name}");
+        }
+        let blank = [" FP8_PORT", " TORCHELASTIC_RUN_ID", " FP8_DIST_TOKEN"];
+        let blank: Vec<_> = blank.iter().map(|name| (name.trim(), Some(" \n"))).collect();
+        assert_eq!(read(&blank).unwrap(), read(&[]).unwrap());
+        let error = read(&[("MASTER_ADDR", Some("  "))]).unwrap_err();
+        assert_eq!(error.to_string(), "MASTER_ADDR=: expected a value");
     }
 
     #[test]

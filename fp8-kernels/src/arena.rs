@@ -6,7 +6,10 @@
 //! Reading or writing all slots is one copy between device and host. Reading or writing a single slot is at least one copy
 //! too, so code that needs many slots uses the functions for all of them.
 
+mod cast_scales;
 mod flag;
+
+pub use cast_scales::KeptScales;
 
 use crate::cells::{Cells, Counts};
 use crate::{
@@ -60,6 +63,8 @@ pub struct Arena {
     /// [`LEAD`] cells, the last of which is the flag, then `[history_len][slots]`.
     amax_history: Cells,
     scale: Cells,
+    /// See [`Arena::cast_scales`].
+    cast_scale: Cells,
     /// [`CounterValues::LEN`] a slot.
     counters: Counts,
     skipped_non_finite: Counts,
@@ -70,6 +75,7 @@ pub struct Arena {
     /// Handles to lend.
     staging_cells: Vec<Cell>,
     scale_cells: Vec<Cell>,
+    cast_cells: Vec<Cell>,
     slot_counters: Vec<Counters>,
     flag: Cell,
     /// Whether ranks reduce the flag together with row 0.
@@ -128,6 +134,7 @@ impl Arena {
         amax_history.fill(LEAD..LEAD + slots, options.rest)?;
         let flag = amax_history.handle(LEAD - 1)?;
         let scale = Cells::new(slots, options.first_scale, device)?;
+        let cast_scale = Cells::new(slots, UNSET, device)?;
         let counters = Counts::new(slots * CounterValues::LEN, device)?;
         Ok(Self {
             device: device.clone(),
@@ -135,6 +142,7 @@ impl Arena {
             slots,
             staging_cells,
             scale_cells: scale.handles(0..slots)?,
+            cast_cells: cast_scale.handles(0..slots)?,
             slot_counters: counters.handles(slots)?,
             flag,
             carries_flag: AtomicBool::new(false),
@@ -143,6 +151,7 @@ impl Arena {
             last_updates: Counts::new(slots, device)?,
             amax_history,
             scale,
+            cast_scale,
             counters,
             updates: Arc::default(),
         })
@@ -227,6 +236,7 @@ impl Arena {
         let loses = |(cell, &scale): (&Cell, &f32)| cell.is_known_set() && (scale.is_nan() || scale <= 0.0);
         let is_set_back = self.scale_cells.iter().zip(scales).any(loses);
         self.scale.write(0, scales)?;
+        self.write_cast_scales(scales)?;
         if is_set_back {
             self.updates.is_set_back.store(true, Relaxed);
         }

@@ -33,7 +33,7 @@ mod slot;
 mod tensor;
 mod update_clock;
 
-pub use arena::{Arena, ArenaOptions};
+pub use arena::{Arena, ArenaOptions, KeptScales};
 pub use atomic_file::AtomicFile;
 pub use backend::cpu::CpuPath;
 #[cfg(feature = "cuda")]

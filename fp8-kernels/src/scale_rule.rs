@@ -25,7 +25,8 @@ pub enum ScalePolicy {
 
 /// A scale policy of your own: a name and a function `(amax, old_scale, fp8_max) → scale`.
 ///
-/// The scale must be finite and at least 2⁻¹²⁶. The name identifies the policy: two policies of one name are taken to be the
+/// The function is called with finite amaxes greater than 0 only; any other amax leaves the old scale. The scale must be finite
+/// and at least 2⁻¹²⁶. The name identifies the policy: two policies of one name are taken to be the
 /// same. The function runs on the host, so on a GPU operations that need it wait for the device and cannot be recorded in a
 /// graph.
 ///
@@ -41,7 +42,7 @@ pub enum ScalePolicy {
 pub struct CustomPolicy {
     /// The name in reports, errors and checkpoints.
     pub name: Arc<str>,
-    /// The function `(amax, old_scale, fp8_max) → scale`. It also gets amaxes of 0, infinity and NaN.
+    /// The function `(amax, old_scale, fp8_max) → scale`. The amax is finite and greater than 0.
     pub function: Arc<dyn Fn(f32, f32, f32) -> f32 + Send + Sync>,
 }
 
@@ -84,6 +85,22 @@ pub enum ScaleRule {
 }
 
 impl ScaleRule {
+    /// Returns whether every scale that the rule gives is a power of two: 2⁻¹²⁶ … 2¹²⁷. Nothing is rounded when codes are
+    /// dequantized to f32 with such a scale, unless the value is beyond the range of f32.
+    ///
+    /// ```
+    /// use fp8_kernels::{ScalePolicy, ScaleRule};
+    /// let rule = |policy| ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy };
+    /// assert!(rule(ScalePolicy::PowerOfTwo).has_powers_of_two());
+    /// assert!(!rule(ScalePolicy::Exact).has_powers_of_two());
+    /// ```
+    pub const fn has_powers_of_two(&self) -> bool {
+        match self {
+            Self::Delayed { policy, .. } => matches!(policy, ScalePolicy::PowerOfTwo),
+            Self::Current { power_2_scales, .. } => *power_2_scales,
+        }
+    }
+
     /// Returns the scale for `amax`. `old` is the scale that delayed scaling keeps if the amax is 0, infinite or NaN.
     ///
     /// # Errors
@@ -99,6 +116,7 @@ impl ScaleRule {
     pub fn scale(&self, amax: f32, old: f32) -> Result<f32> {
         let usable = amax.is_finite() && amax > 0.0;
         match self {
+            Self::Delayed { .. } if !usable => Ok(old),
             Self::Delayed { policy: ScalePolicy::Custom(custom), fp8_max, .. } => {
                 let scale = (custom.function)(amax, old, *fp8_max);
                 if scale.is_finite() && scale >= f32::MIN_POSITIVE {
@@ -106,7 +124,6 @@ impl ScaleRule {
                 }
                 Err(Error::CustomScale { policy: custom.name.to_string(), amax, scale })
             }
-            Self::Delayed { .. } if !usable => Ok(old),
             Self::Delayed { fp8_max, margin, policy: ScalePolicy::PowerOfTwo } => {
                 let quotient = *fp8_max / amax;
                 let floor = if quotient.is_infinite() { 128 } else { floor_log2(quotient) };
@@ -186,6 +203,16 @@ mod tests {
         assert_eq!(rule(1.0, false).scale(0.0, 9.0).unwrap(), 448.0);
         assert_eq!(rule(0.0, true).scale(1.0, 9.0).unwrap(), 256.0);
         assert_eq!(rule(0.0, false).scale(1e-45, 9.0).unwrap(), f32::MAX);
+    }
+
+    #[test]
+    fn a_custom_policy_sees_only_finite_amaxes_above_zero() {
+        let function = Arc::new(|amax: f32, _: f32, fp8_max: f32| 0.5 * fp8_max / amax);
+        let rule = delayed(0, ScalePolicy::Custom(CustomPolicy { name: "half".into(), function }));
+        for amax in [0.0, -0.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            assert_eq!(rule.scale(amax, 3.0).unwrap(), 3.0, "amax {amax}");
+        }
+        assert_eq!(rule.scale(3.5, 3.0).unwrap(), 64.0);
     }
 
     #[test]

@@ -296,6 +296,24 @@ impl Tensor {
         }
     }
 
+    /// Returns a number that identifies the storage among those of all tensors that exist on the device. Tensors that share
+    /// storage have the same number.
+    ///
+    /// ```
+    /// use fp8_kernels::{DType, Device, Tensor};
+    /// let zeros = || Tensor::zeros([2], DType::F32, &Device::cpu());
+    /// let (x, y) = (zeros()?, zeros()?);
+    /// assert_eq!(x.storage_number(), x.reshape([2, 1])?.storage_number());
+    /// assert_ne!(x.storage_number(), y.storage_number());
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn storage_number(&self) -> u64 {
+        match &self.storage {
+            Storage::Cpu(buffer) => buffer.address(),
+            Storage::Cuda(buffer) => buffer.ptr(),
+        }
+    }
+
     /// Returns the elements of a tensor in host memory.
     ///
     /// # Errors

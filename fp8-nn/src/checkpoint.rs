@@ -24,6 +24,7 @@
 
 pub(crate) mod file;
 mod finite;
+mod gradients;
 pub(crate) mod header;
 mod loss_scale;
 mod parameters;
@@ -61,7 +62,7 @@ const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
 
-/// The result of [`load`]. The example of [`save`] reads both fields.
+/// The result of [`load`]. The examples of [`save`] and [`save_with`] read its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
@@ -70,6 +71,21 @@ pub struct Loaded {
     /// complete for recipes that were passed to [`Scaling::prepare`]. Other recipes appear in [`Scaling::state_report`] after
     /// their first scope.
     pub scaling: StateReport,
+    /// The parameters whose gradients no step had used when the file was saved, and which [`save_with`] did not save.
+    pub without_gradients: Vec<String>,
+}
+
+/// Options of [`save_with`].
+///
+/// ```
+/// use fp8_nn::checkpoint::SaveOptions;
+/// assert_eq!(SaveOptions::default(), SaveOptions { without_gradients: false });
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// Whether to save although there are gradients that no optimizer step has used. They are not saved, and [`Loaded`] lists their
+    /// parameters. Default: false, which refuses to save then.
+    pub without_gradients: bool,
 }
 
 /// Returns the path of the checkpoint file in a folder, `DIR/checkpoint.safetensors`. See [`save`] for an example.
@@ -96,7 +112,7 @@ pub fn path(dir: &Path) -> PathBuf {
 ///
 /// let (mut other, mut resumed) = (fc(2)?, AdamW::new(AdamWOptions::default())?);
 /// let mut scaling = Scaling::new(&other, &Device::cpu())?;
-/// let checkpoint::Loaded { metadata: loaded, scaling: report } =
+/// let checkpoint::Loaded { metadata: loaded, scaling: report, .. } =
 ///     checkpoint::load(&dir, &mut other, &mut resumed, &mut scaling)?;
 /// assert_eq!((resumed.steps(), &loaded), (1, &metadata));
 /// assert!(report.is_plain()); // no scale was recomputed or lost
@@ -107,10 +123,13 @@ pub fn path(dir: &Path) -> PathBuf {
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
 ///
-/// Moments and f32 copies of [frozen](Parameter::set_trainable) parameters are not saved.
+/// Moments and f32 copies of [frozen](Parameter::set_trainable) parameters are not saved. Neither are gradients: call it after the
+/// optimizer's step, or before the first microbatch of a step.
 ///
 /// # Errors
-/// A parameter without moments although the optimizer has taken steps and the parameter was never frozen in one; moments of a
+/// A gradient to which something was added that no step has used yet: take the step or call [`zero_grad`](crate::zero_grad) first,
+/// or use [`save_with`]. Steps are [`AdamW::step`], also one that was skipped because of its gradients, and
+/// [`Parameter::update`]. A parameter without moments although the optimizer has taken steps and the parameter was never frozen in one; moments of a
 /// parameter that the model does not have: [`load`] would refuse the file. A folder or file that cannot be written. In all these
 /// cases the old checkpoint is untouched. A folder that cannot be flushed to disk: the new checkpoint is in place, and the error
 /// says so.
@@ -121,10 +140,49 @@ pub fn save(
     scaling: &Scaling,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
+    save_with(dir, model, optimizer, scaling, metadata, &SaveOptions::default())
+}
+
+/// Does what [`save`] does, with options.
+///
+/// ```
+/// use fp8_nn::checkpoint::SaveOptions;
+/// use fp8_nn::prelude::*;
+///
+/// let dir = std::env::temp_dir().join(format!("fp8-doc-save-with-{}", std::process::id()));
+/// let options = LinearOptions { in_features: 4, out_features: 4, bias: false, ..Default::default() };
+/// let mut model = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// let (mut optimizer, mut scaling) = (AdamW::new(AdamWOptions::default())?, Scaling::new(&model, &Device::cpu())?);
+/// parameters_mut(&mut model)[0].accumulate(&Tensor::full(1.0, [4, 4], DType::F32, &Device::cpu())?)?;
+///
+/// let refused = checkpoint::save(&dir, &model, &optimizer, &scaling, &Default::default()).unwrap_err();
+/// assert!(refused.to_string().contains("the gradient of `fc.weight`"));
+/// let options = SaveOptions { without_gradients: true };
+/// checkpoint::save_with(&dir, &model, &optimizer, &scaling, &Default::default(), &options)?;
+/// let loaded = checkpoint::load(&dir, &mut model, &mut optimizer, &mut scaling)?;
+/// assert_eq!(loaded.without_gradients, ["fc.weight"]);
+/// # std::fs::remove_dir_all(&dir).unwrap();
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`save`], except that gradients are no reason to refuse with [`SaveOptions::without_gradients`].
+pub fn save_with(
+    dir: &Path,
+    model: &(impl Layer + ?Sized),
+    optimizer: &AdamW,
+    scaling: &Scaling,
+    metadata: &BTreeMap<String, String>,
+    options: &SaveOptions,
+) -> Result<()> {
     let (mut writer, mut names, counts) = (Writer::default(), BTreeSet::new(), optimizer.counts()?);
     let steps = counts.steps;
     let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
     let parameters = parameters(model);
+    let unused = gradients::unused(&parameters);
+    if let Some(refusal) = gradients::refusal(&unused).filter(|_| !options.without_gradients) {
+        return Err(problem(refusal));
+    }
     for parameter in &parameters {
         let name = parameter.name();
         values::write(&mut writer, &format!("model.{name}"), parameter)?;
@@ -149,13 +207,14 @@ pub fn save(
         let text = format!("the optimizer has moments of `{name}`, which is no parameter of this model");
         return Err(problem(format!("{text}: save the model that it trains")));
     }
-    scaling_state::write(&scaling.state()?, &mut writer)?;
+    scaling_state::write(&scaling.state()?, model, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
     writer.metadata(STEP_KEY, &steps.to_string());
     writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
     if steps > 0 && !without.is_empty() {
         writer.metadata(WITHOUT_MOMENTS_KEY, &serde_json::Value::from(without).to_string());
     }
+    gradients::write(unused, &mut writer);
     loss_scale::write(counts.updates, optimizer.loss_scale()?, &mut writer)?;
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));
     let path = path(dir);
@@ -206,12 +265,13 @@ pub fn load(
     counts.updates = loss_scale::read_updates(&reader, steps)?;
     let moments = expect_moments(&reader, model, optimizer, steps)?;
     reader.read_through()?;
-    let scaling_state = scaling_state::read(&reader)?;
+    let (scaling_state, weights) = scaling_state::read(&reader)?;
+    let without_gradients = gradients::read(&reader)?;
     reader.expect_all_used()?;
     let new = optimizer.new_state(model, &moments)?;
 
     // Everything was checked. From here on it is written into the model.
-    let scaling = scaling.load_state(&scaling_state)?;
+    let report = scaling.load_state(&scaling_state)?;
     values::read_all(
         &reader,
         model,
@@ -222,6 +282,7 @@ pub fn load(
             reader.dtype(&key).map(|_| key)
         },
     )?;
+    scaling_state::bind(scaling, model, &weights)?;
     optimizer.set_loss_scale(loss_scale)?;
     optimizer.resume(model, counts, new, &mut |parameter, part| {
         let name = parameter.name();
@@ -236,7 +297,7 @@ pub fn load(
     })?;
     note_loaded(&reader, model, optimizer, counts);
     tracing::info!(path = %path.display(), step = steps, "checkpoint loaded");
-    Ok(Loaded { metadata: user_metadata(&reader), scaling })
+    Ok(Loaded { metadata: user_metadata(&reader), scaling: report, without_gradients })
 }
 
 /// Stores digests of the loaded optimizer state in the parameters, for ranks to compare. A file from before the first step
@@ -268,7 +329,7 @@ pub(crate) fn describe(path: &Path) -> Result<Option<(BTreeMap<String, String>, 
         return Ok(None);
     }
     let reader = open(path)?;
-    Ok(Some((user_metadata(&reader), scaling_state::read(&reader)?)))
+    Ok(Some((user_metadata(&reader), scaling_state::read(&reader)?.0)))
 }
 
 fn open(path: &Path) -> Result<Reader<'_>> {

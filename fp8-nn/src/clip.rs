@@ -58,7 +58,7 @@ pub(crate) fn clip_with(
     change(&mut norm)?;
     for parameter in &mut parameters {
         let name = main_grad_name(parameter);
-        ops::clip_in_place(parameter.main_grad_mut(), &norm, max_norm, &name)?;
+        parameter.gradient_mut().rewrite(|grad| Ok(ops::clip_in_place(grad, &norm, max_norm, &name)?))?;
     }
     Ok(norm)
 }

@@ -234,7 +234,7 @@ impl CrossAttention {
             let CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, .. } = saved;
             let d_o = self.proj.backward_to(cx, proj, dy, self.attention.grad_input(&attention))?;
             let (dq, dk, dv) = self.attention.backward(cx, attention, d_o, &sequences)?;
-            let (dq, dk) = qk_norm::backward(self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
+            let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
             let flat = |t: &Tensor| {
                 let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
                 t.reshape([batch, seq, heads * d])

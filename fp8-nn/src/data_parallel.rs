@@ -9,12 +9,14 @@ mod agreement;
 mod broadcast_state;
 
 use crate::module::{trainable, trainable_mut};
+use crate::parameter::Event;
 use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
 pub use agreement::agree;
 pub(crate) use agreement::{Agreement, LoadedState};
 pub use broadcast_state::broadcast_state;
 use fp8_dist::{ProcessGroup, ReduceOp};
 use fp8_kernels::{Device, Tensor};
+use std::sync::Arc;
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
 ///
@@ -22,6 +24,15 @@ use fp8_kernels::{Device, Tensor};
 /// ([`CrossEntropyOptions::normalizer`](fp8_kernels::ops::CrossEntropyOptions)). PyTorch's `DistributedDataParallel` averages
 /// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
 /// another tensor gets new storage.
+///
+/// With several microbatches, call it once, after the backward pass of the last one: gradients add up until
+/// [`zero_grad`](crate::zero_grad), so a second sum over the same group would contain the first. It is refused until the gradients
+/// are cleared or replaced. Groups are told apart by their ids; a mesh of ranks sums over several.
+///
+/// Ranks must compute with equal scales. A gradient that was computed under a recipe that reduces amaxes, in a scope without a
+/// group of more than one rank, is refused: see [`Backward::lone_recipe`](fp8_recipe::Backward::lone_recipe).
+///
+/// In a step that is being recorded, both are decided while recording.
 ///
 /// Before its first reduction over a group, and again after parameters were created, set or loaded, it compares the
 /// parameters of all ranks and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with them.
@@ -54,7 +65,8 @@ use fp8_kernels::{Device, Tensor};
 /// ```
 ///
 /// # Errors
-/// Parameters or loaded optimizer state that differ between the ranks, on every rank, with the first difference; parameters
+/// A gradient that was already summed over this group, or computed with scales of this rank alone. Parameters or loaded
+/// optimizer state that differ between the ranks, on every rank, with the first difference; parameters
 /// that only one rank has set or loaded. In a step that is being recorded, a gradient that shares its storage, or
 /// parameters that have not been compared. Nothing has changed then. A rank that left, failed or has another model. Some
 /// gradients may already be summed then, so clear them ([`zero_grad`](crate::zero_grad)) before the next backward.
@@ -63,19 +75,24 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
         return Ok(());
     }
     for parameter in trainable(model) {
+        parameter.gradient().expect_summable(parameter.name(), group.id())?;
         if parameter.main_grad().holders() > 0 {
             let remedy = "drop what shares the gradients' storage before";
             parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
         }
     }
     agreement::before_reduction(model, group)?;
+    let id: Arc<str> = group.id().into();
     for parameter in trainable_mut(model) {
         let what = format!("gradient of {}", parameter.name());
-        if parameter.main_grad().holders() == 0 {
-            group.all_reduce_in_place(&what, parameter.main_grad_mut(), ReduceOp::Sum)?;
-        } else {
-            *parameter.main_grad_mut() = group.all_reduce(&what, parameter.main_grad(), ReduceOp::Sum)?;
-        }
+        parameter.gradient_mut().change(Event::Summed { group: id.clone() }, |grad| {
+            if grad.holders() == 0 {
+                group.all_reduce_in_place(&what, grad, ReduceOp::Sum)?;
+            } else {
+                *grad = group.all_reduce(&what, grad, ReduceOp::Sum)?;
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }

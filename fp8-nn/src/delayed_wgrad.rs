@@ -40,9 +40,9 @@ pub fn backward_dw(model: &mut (impl Layer + ?Sized), wgrads: Vec<DelayedWgrad>)
     if let Some(other) = wgrads.iter().find(|wgrad| !parameters.contains_key(&wgrad.weight)) {
         return Err(Error::UnknownWeight(other.weight.clone()));
     }
-    for DelayedWgrad { weight, dy, x, accumulation } in wgrads {
-        if let Some(parameter) = parameters.get_mut(&weight).filter(|parameter| parameter.is_trainable()) {
-            ops::wgrad(&dy, &x, parameter.main_grad_mut(), &weight, accumulation)?;
+    for DelayedWgrad { weight, dy, x, accumulation, lone_recipe } in wgrads {
+        if let Some(parameter) = parameters.get_mut(&weight) {
+            parameter.fill(lone_recipe, |grad, name| Ok(ops::wgrad(&dy, &x, grad, name, accumulation)?))?;
         }
     }
     Ok(())

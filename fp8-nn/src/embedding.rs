@@ -66,6 +66,8 @@ pub struct Embedding {
 pub struct EmbeddingSaved {
     ids: Tensor,
     output: Output,
+    /// The recipe of the scope whose scales differ between ranks.
+    lone_recipe: Option<Arc<str>>,
 }
 
 impl Embedding {
@@ -104,7 +106,7 @@ impl Embedding {
         })?;
         let y = ops::cast(&ops::embedding(ids, self.weight.tensor())?, dtype)?;
         let output = Output::of(&self.path, &y);
-        Ok((y, EmbeddingSaved { ids: ids.clone(), output }))
+        Ok((y, EmbeddingSaved { ids: ids.clone(), output, lone_recipe: cx.lone_recipe() }))
     }
 
     /// Adds the gradient of each row to that of the table.
@@ -113,11 +115,9 @@ impl Embedding {
     /// A gradient of another shape than the output's, or on another device.
     pub fn backward(&mut self, saved: &EmbeddingSaved, dy: &Tensor) -> Result<()> {
         saved.output.check(dy)?;
-        if !self.weight.is_trainable() {
-            return Ok(());
-        }
-        let name = self.weight.name().clone();
-        Ok(ops::embedding_backward(dy, &saved.ids, self.weight.main_grad_mut(), &name)?)
+        self.weight.fill(saved.lone_recipe.clone(), |grad, name| {
+            Ok(ops::embedding_backward(dy, &saved.ids, grad, name)?)
+        })
     }
 }
 

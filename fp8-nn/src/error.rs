@@ -110,6 +110,29 @@ pub enum Error {
         /// The parameter.
         parameter: Arc<str>,
     },
+    /// A gradient that is summed over a group again.
+    #[error(
+        "all_reduce_gradients: the gradient of `{parameter}` is already a sum over group `{group}`, which a second one would \
+         multiply: reduce once, after the last microbatch's backward, and call zero_grad before the next one"
+    )]
+    SummedTwice {
+        /// The parameter.
+        parameter: Arc<str>,
+        /// The group's id.
+        group: String,
+    },
+    /// A gradient that was computed with scales of one rank, under a recipe that reduces amaxes.
+    #[error(
+        "all_reduce_gradients: the gradient of `{parameter}` was computed under recipe {recipe}, which reduces amaxes, in a scope \
+         without a group of more than one rank, so each rank has scales of its own: call Scaling::set_group before the first scope, \
+         or set AutocastOptions::allow_scales_per_rank if that is intended"
+    )]
+    ScalesPerRank {
+        /// The parameter.
+        parameter: Arc<str>,
+        /// The recipe.
+        recipe: String,
+    },
     /// A delayed weight gradient of another model.
     #[error(
         "backward_dw: the model has no parameter `{0}`: pass the model whose backward delayed the gradient"

@@ -305,6 +305,6 @@ impl LayerNormLinear {
     ) -> Result<Tensor> {
         let (linear, normed) = self.restore(cx, saved)?;
         let dn = self.linear.backward_fused(cx, linear, quantize)?;
-        self.backward_norm(normed, &dn, dnormed)
+        self.backward_norm(cx, normed, &dn, dnormed)
     }
 }

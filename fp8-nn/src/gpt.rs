@@ -286,7 +286,7 @@ impl Gpt {
         cx.attempt(|cx| {
             saved.output.check(dlogits)?;
             let dy = self.head.backward(cx, &mut self.embedding, saved.head, dlogits)?;
-            let mut dx = self.norm.backward(&saved.normed, &saved.stats, &dy)?;
+            let mut dx = self.norm.backward(cx, &saved.normed, &saved.stats, &dy)?;
             for (index, (block, saved)) in self.blocks.iter_mut().zip(saved.blocks).enumerate().rev() {
                 dx = block.backward_dyn(index, cx, saved, &dx)?;
             }

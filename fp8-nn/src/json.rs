@@ -1,8 +1,58 @@
-//! JSON in which no name occurs twice. Parsers differ in the one that they take.
+//! JSON in which no name occurs twice. Parsers differ in the one that they take. Files of Hugging Face folders may have the numbers
+//! that Python's json writes, but no standard knows.
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+/// The numbers that Python's json reads and writes beyond the standard, the longest first.
+const PYTHON: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// Reads an object of a Hugging Face folder, in which no name occurs twice. `Infinity`, `-Infinity` and `NaN`, which Python's json
+/// writes, become strings: a field that is used refuses them by name, and the others do not matter.
+pub(crate) fn object(text: &str) -> Result<Map<String, Value>, String> {
+    let text = standard(text);
+    let map = serde_json::from_str(&text).map_err(|error| format!("not a JSON object: {error}"))?;
+    expect_distinct(&text)?;
+    Ok(map)
+}
+
+/// Returns the text with quotes around Python's numbers that are none of JSON. Strings keep their bytes.
+pub(crate) fn standard(text: &str) -> Cow<'_, str> {
+    let bytes = text.as_bytes();
+    let (mut quoted, mut copied, mut at) = (String::new(), 0, 0);
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = end_of_string(bytes, at),
+            b'-' | b'I' | b'N' => match PYTHON.iter().find(|name| bytes[at..].starts_with(name.as_bytes())) {
+                // The name of a field stays wrong.
+                Some(name) if !bytes[at + name.len()..].trim_ascii_start().starts_with(b":") => {
+                    quoted = quoted + &text[copied..at] + "\"" + name + "\"";
+                    at += name.len();
+                    copied = at;
+                }
+                _ => at += 1,
+            },
+            _ => at += 1,
+        }
+    }
+    if copied == 0 { Cow::Borrowed(text) } else { Cow::Owned(quoted + &text[copied..]) }
+}
+
+/// Returns the index behind the string that begins at `at`.
+pub(crate) fn end_of_string(bytes: &[u8], at: usize) -> usize {
+    let mut at = at + 1;
+    while let Some(&byte) = bytes.get(at) {
+        at += match byte {
+            b'"' => return at + 1,
+            b'\\' => 2,
+            _ => 1,
+        };
+    }
+    bytes.len()
+}
 
 /// Checks that no name occurs twice in an object of `text`, however deep. The error names it with its path.
 pub(crate) fn expect_distinct(text: &str) -> Result<(), String> {
@@ -120,6 +170,35 @@ impl<'de> Visitor<'de> for Names<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_of_python_are_read_outside_of_strings_alone() {
+        let text = r#"{"a": Infinity, "b": [-Infinity, NaN, -1, 2], "Infinity": "NaN, -Infinity \" Infinity", "c": {"d": NaN}}"#;
+        let expected = r#"{"a": "Infinity", "b": ["-Infinity", "NaN", -1, 2], "Infinity": "NaN, -Infinity \" Infinity", "c": {"d": "NaN"}}"#;
+        assert_eq!(standard(text), expected);
+        assert_eq!(object(text).unwrap()["b"], serde_json::json!(["-Infinity", "NaN", -1, 2]));
+        for same in ["", "{}", "-", "\"NaN", "\"\\", "{\"ü\": \"Infinity\"}", "[-1, \"é\"]"] {
+            assert!(matches!(standard(same), Cow::Borrowed(text) if text == same), "{same}");
+        }
+        // What Python refuses is refused.
+        for text in [
+            r#"{"a": NaN1}"#,
+            r#"{"a": Infinit}"#,
+            r#"{"a": +Infinity}"#,
+            r#"{"a": --Infinity}"#,
+            r#"{NaN: 1}"#,
+            r#"{"a": nan}"#,
+            r#"{"a" Infinity}"#,
+            r#"{"a": 1Infinity}"#,
+        ] {
+            let error = object(text);
+            assert!(
+                error.as_ref().is_err_and(|error| error.starts_with("not a JSON object: ")),
+                "{text}: {error:?}"
+            );
+        }
+        assert_eq!(object(r#"{"a": NaN, "b": 1, "a": NaN}"#).unwrap_err(), "`a` occurs twice");
+    }
 
     #[test]
     fn a_name_that_occurs_twice_is_found_at_any_depth() {

@@ -158,11 +158,17 @@ impl NormCore {
         Ok(ops::norm(x, self.weight.tensor(), bias, &self.options, slot)?)
     }
 
-    pub(crate) fn backward(&mut self, x: &Tensor, stats: &NormStats, dy: &Tensor) -> Result<Tensor> {
+    pub(crate) fn backward(
+        &mut self,
+        cx: &Backward<'_>,
+        x: &Tensor,
+        stats: &NormStats,
+        dy: &Tensor,
+    ) -> Result<Tensor> {
         let (dx, dgamma, dbeta) = ops::norm_backward(dy, x, self.weight.tensor(), stats, &self.options)?;
-        self.weight.accumulate(&dgamma)?;
+        self.weight.accumulate_in(cx, &dgamma)?;
         if let (Some(bias), Some(dbeta)) = (&mut self.bias, dbeta) {
-            bias.accumulate(&dbeta)?;
+            bias.accumulate_in(cx, &dbeta)?;
         }
         Ok(dx)
     }
@@ -174,13 +180,13 @@ impl NormCore {
         Ok((y, NormSaved { x, stats, input_dtype, layer: self.path.clone() }))
     }
 
-    fn module_backward(&mut self, saved: &NormSaved, dy: &Tensor) -> Result<Tensor> {
+    fn module_backward(&mut self, cx: &Backward<'_>, saved: &NormSaved, dy: &Tensor) -> Result<Tensor> {
         if saved.layer != self.path {
             let (layer, found) = (self.path.to_string(), format!("layer `{}`", saved.layer));
             return Err(fp8_recipe::Error::Origin { layer, found }.into());
         }
         Output::of(&saved.layer, &saved.x).check(dy)?;
-        let dx = self.backward(&saved.x, &saved.stats, &ops::cast(dy, saved.x.dtype())?)?;
+        let dx = self.backward(cx, &saved.x, &saved.stats, &ops::cast(dy, saved.x.dtype())?)?;
         Ok(ops::cast(&dx, saved.input_dtype)?)
     }
 }
@@ -257,7 +263,7 @@ macro_rules! norm_module {
                 saved: NormSaved,
                 dy: &Tensor,
             ) -> Result<Tensor> {
-                cx.attempt(|_| self.0.module_backward(&saved, dy))
+                cx.attempt(|cx| self.0.module_backward(cx, &saved, dy))
             }
         }
     };

@@ -248,7 +248,7 @@ impl LayerNormLinear {
             Output::of(self.linear.path(), &saved.normed.x).check_named("dnormed", dnormed)?;
             let (linear, normed) = self.restore(cx, saved)?;
             let dn = self.linear.backward(cx, linear, dy)?;
-            self.backward_norm(normed, &dn, Some(dnormed))
+            self.backward_norm(cx, normed, &dn, Some(dnormed))
         })
     }
 
@@ -319,13 +319,14 @@ impl LayerNormLinear {
     /// Returns the gradient of the input from those of the norm's output: the Linear's, and that of its other reader.
     pub(crate) fn backward_norm(
         &mut self,
+        cx: &Backward<'_>,
         normed: Normed,
         dn: &Tensor,
         other: Option<&Tensor>,
     ) -> Result<Tensor> {
         let Normed { x, stats, input_dtype } = normed;
         let sum = other.map(|other| ops::add(dn, &ops::cast(other, dn.dtype())?)).transpose()?;
-        let dx = self.norm.backward(&x, &stats, sum.as_ref().unwrap_or(dn))?;
+        let dx = self.norm.backward(cx, &x, &stats, sum.as_ref().unwrap_or(dn))?;
         Ok(ops::cast(&dx, input_dtype)?)
     }
 }
@@ -351,7 +352,7 @@ impl Module for LayerNormLinear {
         cx.attempt(|cx| {
             let (linear, normed) = self.restore(cx, saved)?;
             let dn = self.linear.backward(cx, linear, dy)?;
-            self.backward_norm(normed, &dn, None)
+            self.backward_norm(cx, normed, &dn, None)
         })
     }
 }

@@ -249,18 +249,19 @@ impl Linear {
             }
             SavedInput::Unneeded => return Err(self.weight.was_frozen(self.path())),
         };
-        let (name, dy) = (self.weight.name().clone(), dy.pick(gemms.wgrad));
+        let (dy, accumulation, lone_recipe) = (dy.pick(gemms.wgrad), accumulation.wgrad, cx.lone_recipe());
         match (x, cx.delayed_wgrads()) {
             (None, _) => {}
             (Some(x), Some(delayed)) => {
-                delayed.push(DelayedWgrad { weight: name, dy, x, accumulation: accumulation.wgrad })
+                let weight = self.weight.name().clone();
+                delayed.push(DelayedWgrad { weight, dy, x, accumulation, lone_recipe });
             }
-            (Some(x), None) => {
-                ops::wgrad(&dy, &x, self.weight.main_grad_mut(), &name, accumulation.wgrad)?;
-            }
+            (Some(x), None) => self
+                .weight
+                .fill(lone_recipe, |grad, name| Ok(ops::wgrad(&dy, &x, grad, name, accumulation)?))?,
         }
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
-            bias.accumulate(db)?;
+            bias.accumulate_in(cx, db)?;
         }
         Ok(match dx {
             Operand::High(dx) => {

@@ -271,7 +271,7 @@ impl LossScaler {
         }
         for parameter in &mut all {
             let name = parameter.name().clone();
-            ops::undo_loss_scale(parameter.main_grad_mut(), scale, &name)?;
+            parameter.gradient_mut().rewrite(|grad| Ok(ops::undo_loss_scale(grad, scale, &name)?))?;
         }
         self.shared.is_unscaled.store(true, Relaxed);
         Ok(())
@@ -296,7 +296,8 @@ impl LossScaler {
     ///
     /// A skipped step changes no parameter, moment or f32 copy, and does not count in Adam's bias correction
     /// ([`AdamW::updates`]). If [`check`](Self::check) was not called, this computes the norm of all gradients and skips the
-    /// step if it is not finite. From the first call on the optimizer keeps the scaler, so that checkpoints contain it
+    /// step if it is not finite. If it was called, this relies on it, and does not see what became infinite after the scope, such as
+    /// a sum over ranks: [`step_with_norm`](Self::step_with_norm) does. From the first call on the optimizer keeps the scaler, so that checkpoints contain it
     /// ([`AdamW::set_loss_scaler`]).
     ///
     /// # Errors

@@ -151,10 +151,7 @@ pub fn zero_grad(model: &mut (impl Layer + ?Sized)) -> Result<()> {
     // New gradients are allocated before the first gradient is cleared, so that an error changes nothing.
     let new = parameters.iter().map(|parameter| parameter.new_grad()).collect::<Result<Vec<_>>>()?;
     for (parameter, new) in parameters.iter_mut().zip(new) {
-        match new {
-            Some(grad) => *parameter.main_grad_mut() = grad,
-            None => parameter.zero_grad()?,
-        }
+        parameter.clear_grad(new)?;
     }
     Ok(())
 }

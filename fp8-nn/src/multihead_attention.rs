@@ -431,7 +431,7 @@ impl MultiheadAttention {
             ),
             None => (dq, dk),
         };
-        let (dq, dk) = qk_norm::backward(self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
+        let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
         let flat = |t: &Tensor| {
             let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
             t.reshape([batch, seq, heads * d])

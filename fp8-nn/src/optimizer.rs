@@ -7,13 +7,13 @@ mod state;
 use crate::clip::grad_norm;
 use crate::loss_scaler::StepScale;
 use crate::module::{trainable, trainable_mut};
-use crate::parameter::{Parts, ValueMut, overwrite_codes};
+use crate::parameter::{Event, Parts, ValueMut, overwrite_codes};
 use crate::{Error, Layer, LossScaler, Parameter, Result, parameters};
 use fp8_kernels::ops::{self, AdamWGroup, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
 use fp8_kernels::{DType, Device, Fp8Tensor, Replayed as _, Tensor};
 pub use groups::ParameterGroup;
 pub(crate) use progress::Counts;
-use progress::{OnDevice, Progress, Versions};
+use progress::{Ended, OnDevice, Progress, Versions};
 pub(crate) use state::AdamWState;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -326,7 +326,11 @@ impl AdamW {
             self.drop_frozen(model); // before other state is allocated
         }
         self.prepare(&all)?;
-        let Some(device) = device else { return self.progress.set_lr(lr) };
+        let ended = Ended::of(model);
+        let Some(device) = device else {
+            self.progress.set_lr(lr)?;
+            return Ok(ended.advance()?);
+        };
         let scaler = self.scaler.clone();
         let scaled = scaler.as_ref().and_then(LossScaler::for_step);
         let is_checked = scaled.as_ref().is_some_and(|scaled| scaled.is_checked);
@@ -346,10 +350,12 @@ impl AdamW {
         if updated.is_err() && device.capture_number().is_none() {
             progress.retreat();
         }
-        if let (Ok(()), Some(scaler)) = (&updated, &scaler) {
-            scaler.note_step();
-        }
-        updated
+        updated?;
+        ended.advance()?;
+        device.on_replay(ended);
+        trainable(model).iter().for_each(|parameter| parameter.gradient().note(Event::Stepped));
+        scaler.iter().for_each(LossScaler::note_step);
+        Ok(())
     }
 
     /// Updates all parameters, with one launch for each learning rate and weight decay.

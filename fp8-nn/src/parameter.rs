@@ -1,17 +1,18 @@
 //! A named tensor that training changes, and its gradient.
 
 mod fp8;
+mod gradient;
 
 use crate::data_parallel::Agreement;
 use crate::{Error, Result};
 use fp8::Fp8Value;
 pub(crate) use fp8::{SCALE_INV, StoredPart, overwrite_codes};
 use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
-use fp8_recipe::{Forward, SlotName, WeightQuantizer};
+use fp8_recipe::{Forward, SlotName, WeightQuantizer, WeightVersion};
+pub(crate) use gradient::{Event, Gradient};
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A tensor that training changes, such as a weight, with its name and its gradient.
 ///
@@ -40,9 +41,9 @@ pub struct Parameter {
     /// The slot that quantizes it, for a weight of an FP8 GEMM.
     slot: Option<SlotName>,
     /// Without elements if the parameter is frozen.
-    main_grad: Tensor,
+    gradient: Gradient,
     is_trainable: bool,
-    version: Arc<Version>,
+    version: Arc<WeightVersion>,
     agreement: Agreement,
 }
 
@@ -67,22 +68,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) name: &'a Arc<str>,
     pub(crate) value: ValueMut<'a>,
     pub(crate) main_grad: &'a Tensor,
-    pub(crate) version: &'a Arc<Version>,
-}
-
-/// Shared with recorded steps that change the parameter.
-#[derive(Debug)]
-pub(crate) struct Version(AtomicU64);
-
-impl Version {
-    fn new() -> Arc<Self> {
-        Arc::new(Self(AtomicU64::new(next_version())))
-    }
-
-    /// Changes the version after the value has changed.
-    pub(crate) fn advance(&self) {
-        self.0.store(next_version(), Relaxed);
-    }
+    pub(crate) version: &'a Arc<WeightVersion>,
 }
 
 /// Writes one line: `Parameter(fc.weight, [64, 8], f32)`, or `E4M3` in place of the dtype for a value stored in FP8.
@@ -112,9 +98,9 @@ impl Parameter {
             name: name.into(),
             value: Value::High(tensor),
             slot: None,
-            main_grad,
+            gradient: Gradient::new(main_grad),
             is_trainable,
-            version: Version::new(),
+            version: Arc::default(),
             agreement: Agreement::default(),
         })
     }
@@ -171,7 +157,7 @@ impl Parameter {
     }
 
     /// Returns the weight as the GEMMs of a scope read it, for a layer with a GEMM of its own: quantized once per version
-    /// ([`Forward::quantize_weight`]), or the codes if it is stored in FP8 ([`Forward::fp8_weight`]). In high precision, the
+    /// ([`Forward::quantize_parameter`]), or the codes if it is stored in FP8 ([`Forward::fp8_weight`]). In high precision, the
     /// operand has the dtype that the layer computes in.
     ///
     /// # Errors
@@ -179,7 +165,7 @@ impl Parameter {
     pub fn operand(&self, cx: &mut Forward<'_>, slot: &SlotName, dtype: DType) -> Result<Operand> {
         match &self.value {
             Value::High(tensor) => {
-                let operand = match cx.quantize_weight(slot, self.version(), tensor)? {
+                let operand = match cx.quantize_parameter(slot, &self.version, self.is_trainable, tensor)? {
                     Operand::High(w) => Operand::High(ops::cast(&w, dtype)?),
                     operand => operand,
                 };
@@ -243,34 +229,32 @@ impl Parameter {
             return Ok(());
         }
         self.device().expect_eager("set_trainable", "freeze parameters before a step is recorded")?;
-        self.main_grad = match trainable {
+        self.gradient = Gradient::new(match trainable {
             true => gradient_of(*self.shape(), self.device())?,
             false => no_gradient(self.device())?,
-        };
+        });
         self.is_trainable = trainable;
         self.agreement.forget_groups();
         Ok(())
     }
 
-    /// Returns the accumulated gradient, f32. It has no elements if the parameter is frozen.
-    pub fn main_grad(&self) -> &Tensor {
-        &self.main_grad
-    }
-
-    /// Returns the accumulated gradient, for code that changes it after backward. In a backward of your own, add to it with
-    /// [`accumulate`](Self::accumulate), which leaves frozen parameters alone.
-    pub fn main_grad_mut(&mut self) -> &mut Tensor {
-        &mut self.main_grad
-    }
-
     /// Returns the version of the value, which every update changes. Versions are unique in the process: equal versions mean
     /// equal bytes.
     pub fn version(&self) -> u64 {
-        self.version.0.load(Relaxed)
+        self.version.current()
     }
 
-    /// Calls `f` with the value, which it may change in place, and the gradient. Afterwards the parameter has a new version.
-    /// This is for optimizers of your own:
+    /// Returns the version as it is shared with the cache of FP8 copies and with recorded steps.
+    ///
+    /// An optimizer of your own calls [`end_step`](WeightVersion::end_step) on that of every parameter, also of those that it
+    /// leaves as they are, if it trains with frozen weights under Transformer Engine's rules: see
+    /// [`Forward::quantize_parameter`].
+    pub fn shared_version(&self) -> &Arc<WeightVersion> {
+        &self.version
+    }
+
+    /// Calls `f` with the value, which it may change in place, and the gradient. Afterwards the parameter has a new version, and
+    /// the gradient counts as used by a step. This is for optimizers of your own:
     ///
     /// ```
     /// use fp8_nn::prelude::*;
@@ -293,46 +277,9 @@ impl Parameter {
             return Err(Error::StoredInFp8 { parameter: self.name.clone() });
         };
         self.version.advance();
-        f(tensor, &self.main_grad)
-    }
-
-    /// Adds `gradient` to the gradient, or does nothing if the parameter is frozen. This is for the backward of a layer of your own:
-    ///
-    /// ```
-    /// use fp8_nn::prelude::*;
-    ///
-    /// /// `y = x ⊙ w`, for an `x` of the shape of `w`.
-    /// struct Gain {
-    ///     w: Parameter,
-    /// }
-    ///
-    /// impl Gain {
-    ///     fn backward(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
-    ///         if self.w.is_trainable() {
-    ///             self.w.accumulate(&ops::mul(dy, x)?)?; // the check saves the product
-    ///         }
-    ///         Ok(ops::mul(dy, self.w.tensor())?)
-    ///     }
-    /// }
-    ///
-    /// let of = |values: [f32; 2]| Tensor::from_vec(values.to_vec(), [2], &Device::cpu());
-    /// let mut gain = Gain { w: Parameter::new("w", of([2.0, 3.0])?)? };
-    /// for (trainable, dw) in [(true, vec![4.0, 10.0]), (false, vec![])] {
-    ///     gain.w.set_trainable(trainable)?;
-    ///     assert_eq!(gain.backward(&of([4.0, 5.0])?, &of([1.0, 2.0])?)?.to_f32_vec()?, [2.0, 6.0]);
-    ///     assert_eq!(gain.w.main_grad().to_f32_vec()?, dw);
-    /// }
-    /// # Ok::<(), fp8_nn::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Another shape or device than the gradient's; a dtype that is not a float; a gradient that shares its storage with another
-    /// tensor.
-    pub fn accumulate(&mut self, gradient: &Tensor) -> Result<()> {
-        if self.is_trainable {
-            ops::accumulate(&mut self.main_grad, gradient, &self.name)?;
-        }
-        Ok(())
+        let result = f(tensor, self.gradient.tensor())?;
+        self.gradient.note(Event::Stepped);
+        Ok(result)
     }
 
     /// The error of a backward pass that lacks the input of `layer`, because this weight was frozen in the forward pass.
@@ -360,7 +307,7 @@ impl Parameter {
             Value::High(tensor) => ValueMut::High(tensor),
             Value::Fp8(Fp8Value { codes, quantizer, .. }) => ValueMut::Fp8(codes, quantizer),
         };
-        Parts { name: &self.name, value, main_grad: &self.main_grad, version: &self.version }
+        Parts { name: &self.name, value, main_grad: self.gradient.tensor(), version: &self.version }
     }
 
     /// Replaces the value.
@@ -406,31 +353,6 @@ impl Parameter {
         self.agreement.forget_groups();
         Ok(())
     }
-
-    /// Sets the gradient to 0. A frozen parameter has none.
-    ///
-    /// # Errors
-    /// The device is out of memory or failed; none on the CPU.
-    pub fn zero_grad(&mut self) -> Result<()> {
-        if !self.is_trainable {
-            return Ok(());
-        }
-        if let Some(grad) = self.new_grad()? {
-            self.main_grad = grad;
-            return Ok(());
-        }
-        // In place, because recorded steps read it at this address.
-        Ok(self.main_grad.set_zero(&self.name)?)
-    }
-
-    /// Allocates a gradient of 0 if the present one shares its storage with a tensor that may still be read.
-    pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
-        if self.main_grad.holders() == 0 {
-            return Ok(None);
-        }
-        self.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
-        gradient_of(*self.shape(), self.device()).map(Some)
-    }
 }
 
 /// Allocates a gradient of 0.
@@ -470,11 +392,6 @@ pub(crate) fn overwrite(tensor: &mut Tensor, value: Tensor, name: &str) -> Resul
     }
     *tensor = value;
     Ok(())
-}
-
-fn next_version() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Relaxed)
 }
 
 #[cfg(test)]

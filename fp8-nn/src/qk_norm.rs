@@ -4,6 +4,7 @@ use crate::layer_norm::NormCore;
 use crate::{NormOptions, Parameter, Result, composite};
 use fp8_kernels::ops::NormStats;
 use fp8_kernels::{DType, Device, Tensor};
+use fp8_recipe::Backward;
 
 /// Normalizes each head of queries and of keys before RoPE. All heads share one weight.
 #[derive(Debug)]
@@ -57,6 +58,7 @@ pub(crate) fn forward(
 
 /// Returns the gradients of queries and keys as they were before, and adds those of the weights.
 pub(crate) fn backward(
+    cx: &Backward<'_>,
     norm: Option<&mut QkNorm>,
     saved: Option<&QkNormSaved>,
     dq: Tensor,
@@ -64,5 +66,5 @@ pub(crate) fn backward(
 ) -> Result<(Tensor, Tensor)> {
     let (Some(norm), Some(saved)) = (norm, saved) else { return Ok((dq, dk)) };
     let QkNormSaved { q: (q, q_stats), k: (k, k_stats) } = saved;
-    Ok((norm.q_norm.backward(q, q_stats, &dq)?, norm.k_norm.backward(k, k_stats, &dk)?))
+    Ok((norm.q_norm.backward(cx, q, q_stats, &dq)?, norm.k_norm.backward(cx, k, k_stats, &dk)?))
 }

@@ -5,8 +5,8 @@ use crate::{Error, Result};
 /// A learning rate that rises linearly to a peak, then falls along a cosine to a fraction of it.
 ///
 /// For step s (from 0), w steps of warm-up, n steps in all and a last fraction r: `peak · (s + 1) / w` while s < w, then
-/// `peak · (r + (1 − r) · (1 + cos(π · (s − w + 1) / (n − w))) / 2)`, and `peak · r` from step n on. It depends only on
-/// the step, so a checkpoint need not store it.
+/// `peak · (r + (1 − r) · (1 + cos(π · (s − w + 1) / (n − w))) / 2)`, and `peak · r` from step n on, also if the warm-up is
+/// longer than n. It depends only on the step, so a checkpoint need not store it.
 ///
 /// ```
 /// use fp8_nn::CosineSchedule;
@@ -45,6 +45,9 @@ impl CosineSchedule {
 
     /// Returns the rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f32 {
+        if step >= self.total_steps {
+            return (f64::from(self.peak) * f64::from(self.min_ratio)) as f32;
+        }
         if step < self.warmup_steps {
             return self.peak * (step + 1) as f32 / self.warmup_steps as f32;
         }

@@ -353,7 +353,9 @@ impl TransformerLayer {
         let Parts { attention: saved_attention, mlp: saved_mlp, normed, residuals, .. } = saved;
         let [of_attention, of_mlp] = residuals;
         let normed = match (&mut self.norm, normed) {
-            (Some(norm), Some((x, stats))) => Some(norm.backward(&x, &stats, &ops::cast(dy, x.dtype())?)?),
+            (Some(norm), Some((x, stats))) => {
+                Some(norm.backward(cx, &x, &stats, &ops::cast(dy, x.dtype())?)?)
+            }
             _ => None,
         };
         let dy = normed.as_ref().unwrap_or(dy);

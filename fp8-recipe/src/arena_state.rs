@@ -2,7 +2,7 @@
 
 use crate::delayed_scaling::MAX_HISTORY_LEN;
 use crate::terms::{Rows, Terms};
-use crate::{Direction, DropoutProgress, RecipeLabel, StateDigest};
+use crate::{Direction, DropoutProgress, RecipeLabel, StateDigest, WeightState};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
 
@@ -67,6 +67,15 @@ pub struct ArenaState {
     /// one with the larger number has the newer history of the slot; 0 means that the slot was never updated. Versions before
     /// this field saved none. It is then empty, and the last arena in the list counts as the one that was updated last.
     pub last_updates: Vec<u64>,
+    /// The slots whose scale of 1 no recorded amax has determined yet, sorted. Only under recipes whose first scale is 1: others
+    /// have a scale of −1 there. Slots that were never updated are among them, listed or not.
+    pub undetermined: Vec<Arc<str>>,
+    /// The weights that have not changed since they were quantized and recorded, sorted by slot. Only for parameters that
+    /// share their version: see [`Forward::quantize_parameter`](crate::Forward::quantize_parameter).
+    pub weights: Vec<WeightState>,
+    /// For a backward arena: whether a forward scope of its recipe was committed after the last backward scope. The next
+    /// backward scope then updates it, whether or not a layer runs in it.
+    pub awaits_backward: bool,
 }
 
 impl ArenaState {
@@ -113,6 +122,9 @@ impl ArenaState {
                 self.last_updates.len()
             ));
         }
+        if let Some(problem) = self.weights.iter().find_map(|weight| weight.problem(names)) {
+            return Some(problem);
+        }
         let counts = [("updates", Some(&self.updates)), ("last_updates", self.last_updates.iter().max())];
         for (field, count) in counts {
             if let Some(count) = count.filter(|&&count| count > MAX_UPDATES) {
@@ -139,6 +151,12 @@ impl ArenaState {
             }
         }
         None
+    }
+
+    /// Returns whether a recorded amax has determined the scale of a slot.
+    pub(crate) fn is_determined(&self, slot: usize) -> bool {
+        let never_updated = self.scale[slot] == 1.0 && self.last_updates[slot] == 0;
+        self.scale[slot] > 0.0 && !never_updated && !self.undetermined.contains(&self.slots[slot])
     }
 
     /// Returns a copy with the last update of every slot. If none were saved, slots with a history count as updated at

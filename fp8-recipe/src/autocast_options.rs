@@ -4,7 +4,8 @@ use crate::AmaxGroup;
 use fp8_kernels::DType;
 use std::sync::Arc;
 
-/// The options of a forward scope: Transformer Engine's arguments of `autocast`, and the dtype to compute in.
+/// The options of a forward scope: Transformer Engine's arguments of `autocast`, the dtype to compute in, and whether ranks may have
+/// scales of their own.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{DType, Device};
@@ -30,10 +31,20 @@ pub struct AutocastOptions {
     /// The dtype that layers cast inputs and parameters to in high precision. Default: `None`, the dtype of the
     /// input, which parameters must have too.
     pub compute_dtype: Option<DType>,
+    /// Whether gradients may be summed over ranks although the recipe reduces amaxes and the scope has no group of more than one
+    /// rank, so that each rank computes with scales of its own. If false, fp8-nn's `all_reduce_gradients` refuses them. Nested
+    /// scopes inherit true. Default: false.
+    pub allow_scales_per_rank: bool,
 }
 
 impl Default for AutocastOptions {
     fn default() -> Self {
-        Self { enabled: true, calibrating: false, amax_reduction_group: None, compute_dtype: None }
+        Self {
+            enabled: true,
+            calibrating: false,
+            amax_reduction_group: None,
+            compute_dtype: None,
+            allow_scales_per_rank: false,
+        }
     }
 }

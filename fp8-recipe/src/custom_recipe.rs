@@ -231,6 +231,10 @@ impl State for Custom {
         Update::OnHost(self)
     }
 
+    fn first_scale_is_final(&self) -> bool {
+        false
+    }
+
     fn records(&self, amax: f32) -> bool {
         amax.is_finite() && amax > 0.0
     }

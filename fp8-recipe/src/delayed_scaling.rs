@@ -3,8 +3,8 @@
 use crate::fp8_attention::Fp8Attention;
 use crate::policy::{Policy, State, Update, out_of_range};
 use crate::recipe_options::{FromValue, Options, Value};
-use crate::{Format, Recipe, Result, SlotRole};
-use fp8_kernels::ops::{AmaxRule, ScaleUpdate};
+use crate::{AmaxComputeAlgo, Format, Recipe, Result, SlotRole};
+use fp8_kernels::ops::ScaleUpdate;
 use fp8_kernels::{ArenaOptions, CustomPolicy, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
 use std::sync::Arc;
@@ -123,10 +123,12 @@ impl DelayedScaling {
     /// `calibrate_first_step: false`, `record_non_finite: true` and `zero_is_skipped: true`.
     ///
     /// Scales and histories then have the bits of Transformer Engine's own kernel for the update (`Max` and `MostRecent`
-    /// with `Exact`), with one exception, and three more where that kernel does not run:
+    /// with `Exact`), with one exception, and four more where that kernel does not run:
     ///
     /// - a scale below 2⁻¹²⁶ becomes 2⁻¹²⁶, so that its inverse is finite: Transformer Engine keeps the subnormal scale. Only
     ///   amaxes beyond `fp8_max` · 2^(126 − margin) lead there; with a margin below 7 (E4M3) there is none;
+    /// - a user's scale function is called with finite amaxes above 0 only, and any other amax keeps the scale. Transformer
+    ///   Engine calls it with every amax;
     /// - with a user's amax or scale function, slots that did not run stay as they are. Transformer Engine rolls a 0 into
     ///   their histories on this path;
     /// - what a user's scale function returns is checked ([`CustomScale`]): Transformer Engine stores it unchecked;
@@ -138,6 +140,35 @@ impl DelayedScaling {
     #[must_use]
     pub fn with_te_rules(self) -> Self {
         Self { calibrate_first_step: false, record_non_finite: true, zero_is_skipped: true, ..self }
+    }
+
+    /// Returns the recipe with the rules of Transformer Engine's quantizers for JAX: `calibrate_first_step: false`,
+    /// `record_non_finite: true` and `zero_is_skipped: false`.
+    ///
+    /// They are the rules of [`with_te_rules`](Self::with_te_rules), except that a tensor of zeros rolls a 0 into the history.
+    /// Under them, [`Quantizer`](crate::Quantizer) has the scales and histories of JAX's `DelayedScaleQuantizer`, except that:
+    ///
+    /// - a scale stays within 2⁻¹²⁶ … `f32::MAX`. JAX gives an infinite or a subnormal scale beyond;
+    /// - NaN in a tensor is left out of its amax. In JAX, the amax becomes NaN, and the scale stays until it drops out.
+    ///
+    /// JAX has no `PowerOfTwo`, no functions of a user's own, and no algorithms besides `Max` and `MostRecent`.
+    ///
+    /// ```
+    /// use fp8_recipe::fp8_kernels::{Device, Tensor};
+    /// use fp8_recipe::{DelayedScaling, Direction, Quantizer};
+    ///
+    /// let device = Device::cpu();
+    /// let recipe = DelayedScaling { amax_history_len: 3, ..Default::default() }.with_jax_rules();
+    /// let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
+    /// for amax in [3.5f32, 0.0] {
+    ///     quantizer.quantize(&Tensor::from_vec(vec![amax], [1], &device)?)?;
+    /// }
+    /// assert_eq!(quantizer.amax_history()?, [0.0, 3.5, 0.0]); // the staging row, then from oldest to newest
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_jax_rules(self) -> Self {
+        Self { zero_is_skipped: false, ..self.with_te_rules() }
     }
 
     /// Returns the recipe with the options that a file gives.
@@ -171,13 +202,8 @@ impl DelayedScaling {
 
     /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
     pub(crate) fn scale_update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
-        let amax = match &self.amax_compute_algo {
-            AmaxComputeAlgo::Max => AmaxRule::Max,
-            AmaxComputeAlgo::MostRecent => AmaxRule::MostRecent,
-            AmaxComputeAlgo::Custom(custom) => AmaxRule::Custom(&*custom.function),
-        };
         let (interval, record_non_finite) = (self.interval, self.record_non_finite);
-        ScaleUpdate { amax, rule, interval, record_non_finite }
+        ScaleUpdate { amax: self.amax_compute_algo.rule(), rule, interval, record_non_finite }
     }
 
     fn scale_policy(&self) -> ScalePolicy {
@@ -211,6 +237,7 @@ impl Policy for DelayedScaling {
             let remedy = "expected 1 to 1048576 rows";
             return Err(out_of_range(name, "amax_history_len", self.amax_history_len, remedy));
         }
+        self.amax_compute_algo.validate(name, self.amax_history_len)?;
         if self.interval == 0 {
             let remedy = "expected at least 1 (recompute at every update)";
             return Err(out_of_range(name, "interval", 0, remedy));
@@ -230,11 +257,7 @@ impl Policy for DelayedScaling {
     }
 
     fn state_key(&self) -> String {
-        let amax = match &self.amax_compute_algo {
-            AmaxComputeAlgo::Max => "max".to_owned(),
-            AmaxComputeAlgo::MostRecent => "most_recent".to_owned(),
-            AmaxComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
-        };
+        let amax = &self.amax_compute_algo;
         let scale = match &self.scaling_factor_compute_algo {
             ScalingFactorComputeAlgo::Exact => "exact".to_owned(),
             ScalingFactorComputeAlgo::PowerOfTwo => "power_of_two".to_owned(),
@@ -286,63 +309,18 @@ impl State for DelayedScaling {
         Update::Window(self.scale_update(rule))
     }
 
+    fn first_scale_is_final(&self) -> bool {
+        // A function may choose another amax than the newest, even if it is the only one.
+        self.calibrate_first_step && !matches!(self.amax_compute_algo, AmaxComputeAlgo::Custom(_))
+    }
+
+    fn keeps_first_copies(&self) -> bool {
+        !self.calibrate_first_step && self.record_non_finite && self.zero_is_skipped
+    }
+
     fn records(&self, amax: f32) -> bool {
         (amax.is_finite() || self.record_non_finite) && !(amax == 0.0 && self.zero_is_skipped)
     }
-}
-
-/// Which amax of the window determines a scale.
-///
-/// ```
-/// use fp8_recipe::fp8_kernels::{Device, Tensor};
-/// use fp8_recipe::{AmaxComputeAlgo, CustomAmax, DelayedScaling, Direction, Quantizer};
-/// use std::sync::Arc;
-///
-/// let second = CustomAmax {
-///     name: "second largest".into(),
-///     function: Arc::new(|window: &[f32]| {
-///         let mut sorted = window.to_vec();
-///         sorted.sort_by(f32::total_cmp);
-///         sorted[sorted.len() - 2]
-///     }),
-/// };
-/// let device = Device::cpu();
-/// let scale = |amax_compute_algo| {
-///     let recipe = DelayedScaling { amax_compute_algo, ..Default::default() };
-///     let mut quantizer = Quantizer::new(recipe, Direction::Forward, &device)?;
-///     for amax in [7.0f32, 2.0, 3.5] {
-///         quantizer.quantize(&Tensor::from_vec(vec![amax], [1], &device)?)?;
-///     }
-///     quantizer.scale()
-/// };
-/// assert_eq!(scale(AmaxComputeAlgo::Max)?, 64.0); // 448 / 7
-/// assert_eq!(scale(AmaxComputeAlgo::MostRecent)?, 128.0); // 448 / 3.5
-/// assert_eq!(scale(AmaxComputeAlgo::Custom(second))?, 128.0);
-/// # Ok::<(), fp8_recipe::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub enum AmaxComputeAlgo {
-    /// The largest amax of the window, the new one and the one that drops out included.
-    Max,
-    /// The newest amax.
-    MostRecent,
-    /// A function of yours.
-    Custom(CustomAmax),
-}
-
-/// The type of a user's amax function: window, oldest to newest → amax.
-pub(crate) type AmaxFunction = dyn Fn(&[f32]) -> f32 + Send + Sync;
-
-/// A function that chooses an amax, with a name: see the example of [`AmaxComputeAlgo`].
-///
-/// Arenas and checkpoints go by the name, so two functions need two names.
-#[derive(Clone)]
-pub struct CustomAmax {
-    /// The function's identity.
-    pub name: Arc<str>,
-    /// Takes the window, oldest amax first, and returns the amax that determines the scale. If it is 0, infinite or NaN, the
-    /// scale stays as it is.
-    pub function: Arc<AmaxFunction>,
 }
 
 /// How an amax becomes a scale.
@@ -366,7 +344,8 @@ pub struct CustomAmax {
 pub enum ScalingFactorComputeAlgo {
     /// `(fp8_max · 2^−margin) / amax`.
     Exact,
-    /// `2^(floor(log2(fp8_max / amax)) − margin)`.
+    /// `2^(floor(log2(fp8_max / amax)) − margin)`, with the exponent kept within −126 … 127. It introduces no error when codes
+    /// are dequantized to f32: every product is exact, unless it is beyond the largest f32 and becomes infinite.
     PowerOfTwo,
     /// A function of yours.
     Custom(CustomScale),
@@ -393,22 +372,11 @@ pub(crate) type ScaleFunction = dyn Fn(f32, f32, f32, &DelayedScaling) -> f32 + 
 pub struct CustomScale {
     /// The function's identity.
     pub name: Arc<str>,
-    /// Takes `(amax, old_scale, fp8_max, recipe)` and returns the scale, which must be finite and at least 2⁻¹²⁶
+    /// Takes `(amax, old_scale, fp8_max, recipe)` and returns the scale. The amax is finite and greater than 0: for any other,
+    /// the function is not called and the old scale stays. The scale must be finite and at least 2⁻¹²⁶
     /// (`f32::MIN_POSITIVE`), so that its inverse is finite too. Anything else is an error of the commit, or of the
     /// quantization that asked for a first scale, and changes nothing.
     pub function: Arc<ScaleFunction>,
-}
-
-impl FromValue for AmaxComputeAlgo {
-    const EXPECTED: &'static str = "\"max\" or \"most_recent\"";
-
-    fn from_value(value: &Value) -> Option<Self> {
-        match value {
-            Value::Text(name) if name == "max" => Some(Self::Max),
-            Value::Text(name) if name == "most_recent" => Some(Self::MostRecent),
-            _ => None,
-        }
-    }
 }
 
 impl FromValue for ScalingFactorComputeAlgo {
@@ -420,12 +388,6 @@ impl FromValue for ScalingFactorComputeAlgo {
             Value::Text(name) if name == "power_of_two" => Some(Self::PowerOfTwo),
             _ => None,
         }
-    }
-}
-
-impl fmt::Debug for CustomAmax {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CustomAmax({})", self.name)
     }
 }
 

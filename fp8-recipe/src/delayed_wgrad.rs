@@ -14,7 +14,8 @@ use std::sync::Arc;
 ///
 /// let ones = |shape: [usize; 2]| Tensor::full(1.0, shape, DType::F32, &Device::cpu());
 /// let (dy, x) = (Operand::High(ones([4, 2])?), Operand::High(ones([4, 3])?));
-/// let delayed = DelayedWgrad { weight: "fc.weight".into(), dy, x, accumulation: ops::Accumulation::Split };
+/// let accumulation = ops::Accumulation::Split;
+/// let delayed = DelayedWgrad { weight: "fc.weight".into(), dy, x, accumulation, lone_recipe: None };
 /// let mut dw = Tensor::zeros([2, 3], DType::F32, &Device::cpu())?;
 /// ops::wgrad(&delayed.dy, &delayed.x, &mut dw, &delayed.weight, delayed.accumulation)?;
 /// assert_eq!(dw.to_f32_vec()?, [4.0; 6]);
@@ -30,4 +31,6 @@ pub struct DelayedWgrad {
     pub x: Operand,
     /// How the product accumulates.
     pub accumulation: Accumulation,
+    /// The [`lone_recipe`](crate::Backward::lone_recipe) of the scope that delayed it.
+    pub lone_recipe: Option<Arc<str>>,
 }

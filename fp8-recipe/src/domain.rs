@@ -2,6 +2,7 @@
 
 use crate::by_direction::ByDirection;
 use crate::by_role::ByRole;
+use crate::group::Agreed;
 use crate::host_update::HostPlan;
 use crate::policy::{Policy, State, Update};
 use crate::slot_arena::SlotArena;
@@ -9,7 +10,7 @@ use crate::{
     AmaxGroup, ArenaState, Direction, RecipeLabel, Result, ScaleSource, SlotName, SlotRole, StateDigest,
 };
 use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
-use fp8_kernels::{ArenaOptions, Encoding, REST, Scale, ScaleRule, UNSET, UpdateClock};
+use fp8_kernels::{Arena, ArenaOptions, Encoding, REST, Scale, ScaleRule, UNSET, UpdateClock};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ pub(crate) struct Domain {
     pub(crate) key: String,
     pub(crate) policy: Arc<dyn Policy>,
     rules: ByRole<ScaleRule>,
+    /// The rule that gives scale 1 for every amax.
+    one: ScaleRule,
     pub(crate) encodings: ByDirection<Encoding>,
     /// `None` until the first scope that records. Without state they are only used for the report.
     pub(crate) arenas: Option<ByDirection<SlotArena>>,
@@ -28,10 +31,7 @@ pub(crate) struct Domain {
     /// updated by then. When they are updated further, the arena starts again from them.
     pub(crate) follows: ByDirection<Option<u64>>,
     group: Option<Arc<dyn AmaxGroup>>,
-    /// Whether the group has compared an arena's slot names.
-    agreed_on_names: ByDirection<bool>,
-    /// Whether the group has compared an arena's state, since it was last loaded.
-    agreed_on_state: ByDirection<bool>,
+    agreed: ByDirection<Agreed>,
     /// What the commit that is under way makes of arenas whose scales a user's code computes.
     planned: ByDirection<Option<HostPlan>>,
     /// Arenas of a scope that was left, which could not be rolled back yet.
@@ -44,13 +44,13 @@ impl Domain {
             key,
             used,
             rules: ByRole::from_fn(|role| policy.rule(role)),
+            one: ScaleRule::Current { fp8_max: 1.0, epsilon: f32::INFINITY, power_2_scales: false },
             encodings: ByDirection::from_fn(|direction| policy.format().encoding(direction)),
             policy: policy.clone(),
             arenas: None,
             follows: ByDirection::default(),
             group: None,
-            agreed_on_names: ByDirection::default(),
-            agreed_on_state: ByDirection::default(),
+            agreed: ByDirection::default(),
             planned: ByDirection::default(),
             unrestored: ByDirection::default(),
         }
@@ -91,6 +91,24 @@ impl Domain {
         self.rules.get(role)
     }
 
+    /// Returns the rule for a recorded weight whose slot has no scale: as for its first copy, that of the slot, or 1.
+    pub(crate) fn rule_again(&self, role: SlotRole) -> &ScaleRule {
+        if self.arena_options().first_scale > 0.0 { &self.one } else { self.rule(role) }
+    }
+
+    /// Returns whether a weight that is quantized now is settled: the commit of the scope cannot give it other codes. The host
+    /// may not know yet that it is.
+    pub(crate) fn settles_at_once(&self, slot: usize) -> bool {
+        let (Some(state), Some(arenas)) = (self.policy.state(), &self.arenas) else { return true };
+        let is_final = state.first_scale_is_final() && self.reducing_group().is_none();
+        is_final || arenas.forward.is_determined(slot)
+    }
+
+    /// Returns how often one of its arenas was updated.
+    pub(crate) fn updates(&self, direction: Direction) -> u64 {
+        self.arenas.as_ref().map_or(0, |arenas| arenas[direction].updates())
+    }
+
     /// Returns the rule by which an arena is updated.
     const fn arena_rule(&self, direction: Direction) -> &ScaleRule {
         self.rule(direction.any_role())
@@ -114,6 +132,15 @@ impl Domain {
     /// Returns what reports and collectives call it.
     pub(crate) fn label(&self) -> RecipeLabel {
         RecipeLabel::new(&self.policy.key(), self.group_id())
+    }
+
+    /// Returns whether every scale of slots of this role is a power of two.
+    pub(crate) fn has_powers_of_two(&self, role: SlotRole) -> bool {
+        let rule = self.rule(role);
+        match self.policy.scale(role, rule) {
+            Scale::Blocks(blocks) => blocks.has_powers_of_two(),
+            _ => matches!(self.update_rule(role.direction()), Update::Window(_)) && rule.has_powers_of_two(),
+        }
     }
 
     /// Returns where the scales of slots of this role come from.
@@ -145,15 +172,14 @@ impl Domain {
             (old, new) => old.is_none() && new.is_none(),
         };
         if !same {
-            self.agreed_on_names = ByDirection::default();
-            self.agreed_on_state = ByDirection::default();
+            self.agreed = ByDirection::default();
             self.group = group;
         }
     }
 
     /// Makes the next reductions compare the arenas' state, which has been replaced.
     pub(crate) fn forget_agreement(&mut self) {
-        self.agreed_on_state = ByDirection::default();
+        self.agreed.each_mut().into_iter().for_each(|(_, agreed)| agreed.forget_state());
     }
 
     /// Returns the group that a commit reduces over, if the recipe asks for it and the group has other ranks.
@@ -162,23 +188,15 @@ impl Domain {
         self.group.as_ref().filter(|group| reduces && group.world_size() > 1)
     }
 
-    /// Replaces row 0 by its maximum over the ranks. Before the first reduction, and again after state was loaded, the ranks
-    /// compare their scales and histories, since unequal ones would diverge unnoticed.
+    /// Replaces row 0 by its maximum over the ranks.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };
-        let (key, arena) = (format!("{direction} {}", self.label()), arenas[direction].own());
-        let used = self.used[direction].clone();
-        if !self.agreed_on_names[direction] {
-            group.agree_on_names(&key, &names[used])?;
-        }
-        if !self.agreed_on_state[direction] {
-            let remedy = "ranks compare loaded state in the next step: run one before a step is recorded";
-            arena.device().expect_eager("agree_on_state", remedy)?;
-            group.agree_on_state(&key, &self.digests(direction, names)?)?;
-        }
-        group.all_reduce_max(&key, arena)?;
-        self.agreed_on_names[direction] = true;
-        self.agreed_on_state[direction] = true;
+        let key = format!("{direction} {}", self.label());
+        let mut agreed = self.agreed[direction];
+        let digests = || self.digests(direction, names);
+        let own = &names[self.used[direction].clone()];
+        agreed.reduce(&**group, &key, arenas[direction].own(), own, digests)?;
+        self.agreed[direction] = agreed;
         Ok(())
     }
 
@@ -248,6 +266,9 @@ impl Domain {
             scale: scales.map(|scale| if scale < 0.0 { UNSET } else { scale }).collect(),
             amax_history: (0..arena.options().history_len - 1).map(row).collect(),
             last_updates: arena.last_updates()?,
+            undetermined: undetermined(arena, &sorted)?,
+            weights: Vec::new(),
+            awaits_backward: false,
         };
         sorted.sort();
         Ok(Some(state.with_slots(&sorted)))
@@ -257,6 +278,18 @@ impl Domain {
     pub(crate) fn digests(&self, direction: Direction, names: &[Arc<str>]) -> Result<Vec<StateDigest>> {
         Ok(self.arena_state(direction, names)?.map(|arena| arena.digests("")).unwrap_or_default())
     }
+}
+
+/// Returns the slots that have scale 1 by the first-step rule, sorted. Where first scales are −1, the scale says so itself.
+fn undetermined(arena: &Arena, names: &[Arc<str>]) -> Result<Vec<Arc<str>>> {
+    if arena.options().first_scale < 0.0 {
+        return Ok(Vec::new());
+    }
+    let cast_scales = arena.cast_scales()?;
+    let undetermined = names.iter().zip(cast_scales).filter(|(_, scale)| *scale < 0.0);
+    let mut undetermined: Vec<_> = undetermined.map(|(name, _)| name.clone()).collect();
+    undetermined.sort();
+    Ok(undetermined)
 }
 
 fn update_rule<'a>(policy: &'a dyn Policy, rule: &'a ScaleRule) -> Update<'a> {

@@ -25,6 +25,8 @@ impl ArenaState {
             scale: filtered(&self.scale, &kept),
             amax_history: self.amax_history.iter().map(|row| filtered(row, &kept)).collect(),
             last_updates: filtered(&self.last_updates, &kept),
+            undetermined: self.undetermined.clone(),
+            weights: self.weights.clone(),
             recipe: self.recipe.clone(),
             group: self.group.clone(),
             ..*self

@@ -13,6 +13,8 @@ pub(crate) struct Frame {
     pub(crate) enabled: bool,
     pub(crate) calibrating: bool,
     pub(crate) compute_dtype: Option<DType>,
+    /// Whether each rank may have scales of its own.
+    pub(crate) allows_scales_per_rank: bool,
 }
 
 impl Frame {

@@ -80,3 +80,41 @@ pub trait AmaxGroup: Debug + Send + Sync {
     /// Tells the other ranks that this rank gave up: their pending and later calls fail with the reason.
     fn poison(&self, reason: &str);
 }
+
+/// What the ranks of a group have compared of an arena.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Agreed {
+    names: bool,
+    /// Since the state was last loaded.
+    state: bool,
+}
+
+impl Agreed {
+    /// Makes the next reduction compare the arena's state, which has been replaced.
+    pub(crate) fn forget_state(&mut self) {
+        self.state = false;
+    }
+
+    /// Replaces row 0 of an arena by its maximum over the ranks. Before the first reduction, and again after state was loaded,
+    /// the ranks compare their scales and histories, since unequal ones would diverge unnoticed.
+    pub(crate) fn reduce(
+        &mut self,
+        group: &dyn AmaxGroup,
+        key: &str,
+        arena: &Arena,
+        names: &[Arc<str>],
+        digests: impl FnOnce() -> Result<Vec<StateDigest>>,
+    ) -> Result<()> {
+        if !self.names {
+            group.agree_on_names(key, names)?;
+        }
+        if !self.state {
+            let remedy = "ranks compare loaded state in the next step: run one before a step is recorded";
+            arena.device().expect_eager("agree_on_state", remedy)?;
+            group.agree_on_state(key, &digests()?)?;
+        }
+        group.all_reduce_max(key, arena)?;
+        *self = Self { names: true, state: true };
+        Ok(())
+    }
+}

@@ -4,12 +4,11 @@
 use crate::frame::{Frame, Mode};
 use crate::outcome::{Ending, Outcome};
 use crate::scope::Scope;
-use crate::weights::CachedWeight;
 use crate::{
     AutocastOptions, DelayedWgrad, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result,
     Scaling, SlotName, Snapshot,
 };
-use fp8_kernels::{Cell, DType, MemoryKind, MemoryKindGuard, Operand, Slot, Tensor, ops};
+use fp8_kernels::{Cell, DType, MemoryKind, MemoryKindGuard, Slot};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -127,7 +126,8 @@ impl Scaling {
     /// `Saved`s.
     ///
     /// It quantizes with the recipe's scales. Under a delayed-scaling recipe that has not been trained with here, and in
-    /// slots that are not calibrated, each tensor takes its own scale (1 under Transformer Engine's first-step rule).
+    /// slots that are not calibrated, each tensor takes its own scale (1 under a recipe with `calibrate_first_step: false`, such
+    /// as Transformer Engine's: see [`Recipe::starts_at_one`]).
     ///
     /// # Errors
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
@@ -164,12 +164,15 @@ impl Scaling {
             Direction::Forward => Vec::new(),
             Direction::Backward => self.awaiting.domains().to_vec(),
         };
-        self.scope = Some(Scope::new(direction, touched, self.weights.uses()));
+        let lone = self.awaiting.lone().filter(|_| direction == Direction::Backward).cloned();
+        self.scopes += 1;
+        let scope = Scope::new(direction, touched, self.weights.uses(), self.scopes);
+        self.scope = Some(Scope { lone, ..scope });
         Ok(())
     }
 
     fn frame(&mut self, recipe: &Recipe, options: &AutocastOptions, records: bool) -> Result<Frame> {
-        let AutocastOptions { enabled, calibrating, compute_dtype, .. } = *options;
+        let AutocastOptions { enabled, calibrating, compute_dtype, allow_scales_per_rank, .. } = *options;
         if let Some(dtype) = compute_dtype.filter(|dtype| !dtype.is_float()) {
             return Err(Error::Recipe {
                 recipe: "autocast",
@@ -179,9 +182,18 @@ impl Scaling {
             });
         }
         let plan = self.plan_for(recipe, options, records && (enabled || calibrating))?;
-        let frame = Frame { plan, enabled, calibrating, compute_dtype };
-        if let Some(scope) = self.scope.as_mut().filter(|_| records && frame.records()) {
-            scope.touch_plan(plan, &self.plans[plan].domains);
+        let frame = Frame {
+            plan,
+            enabled,
+            calibrating,
+            compute_dtype,
+            allows_scales_per_rank: allow_scales_per_rank,
+        };
+        if records && frame.records() {
+            if let Some(scope) = &mut self.scope {
+                scope.touch_plan(plan, &self.plans[plan].domains);
+            }
+            self.note_lone(frame);
         }
         Ok(frame)
     }
@@ -213,6 +225,7 @@ impl Forward<'_> {
         let outer = self.scaling.plans[self.frame.plan].group();
         options.amax_reduction_group = options.amax_reduction_group.or_else(|| outer.cloned());
         options.compute_dtype = options.compute_dtype.or(self.frame.compute_dtype);
+        options.allow_scales_per_rank |= self.frame.allows_scales_per_rank;
         let records = matches!(self.mode, Mode::Record);
         let frame = self.scaling.frame(recipe, &options, records)?;
         Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None })
@@ -278,41 +291,6 @@ impl Forward<'_> {
     pub fn slot(&mut self, name: &SlotName) -> Result<Slot<'_>> {
         let index = self.scaling.index(name, Direction::Forward)?;
         self.scaling.slot(name, index, self.frame, &self.mode)
-    }
-
-    /// Quantizes a parameter once per version and recipe. Versions are unique in the process: equal versions mean equal
-    /// bytes, and a parameter never returns to an earlier one.
-    ///
-    /// The FP8 copy is kept until the parameter has another version, or other recipes have taken its place: see
-    /// [`Scaling::cached_weights`]. A parameter that is quantized again for the same version and recipe records its amax
-    /// again.
-    ///
-    /// # Errors
-    /// As [`slot`](Self::slot); all errors of quantizing.
-    pub fn quantize_weight(&mut self, name: &SlotName, version: u64, weight: &Tensor) -> Result<Operand> {
-        let index = self.scaling.index(name, Direction::Forward)?;
-        let domain = self.scaling.plans[self.frame.plan].domain(Direction::Forward, index);
-        let domain = domain.filter(|_| self.frame.enabled);
-        let evaluates = matches!(self.mode, Mode::Evaluate);
-        let capture = weight.device().capture_number();
-        if let Some(domain) = domain
-            && let Some(operand) = self.scaling.weights.find(index, domain, version, capture, evaluates)
-        {
-            return Ok(operand);
-        }
-        // A replay's scale may be an older one than later scopes use.
-        let domain = domain.filter(|_| !matches!(self.mode, Mode::Replay { .. }));
-        let kind = domain.map(|_| MemoryKind::Parameters.enter());
-        let operand = ops::quantize(weight, &self.scaling.slot(name, index, self.frame, &self.mode)?)?;
-        drop(kind);
-        if let Some(domain) = domain {
-            let weight = CachedWeight::new(domain, version, !evaluates, capture, operand.clone());
-            let added = self.scaling.weights.insert(index, weight);
-            if let Some(scope) = self.scaling.scope.as_mut().filter(|_| !evaluates) {
-                scope.cached.push(added);
-            }
-        }
-        Ok(operand)
     }
 
     /// Returns the origin of a `Saved`. A layer stores it there, and its backward finds the recipe and arena of this scope by
@@ -407,6 +385,7 @@ impl Backward<'_> {
         }
         let index = self.scaling.index(name, Direction::Backward)?;
         self.scaling.touch(touched);
+        self.scaling.note_lone(origin.frame);
         if origin.frame.records() {
             let domains = &self.scaling.plans[origin.frame.plan].domains;
             if let Some(scope) = &mut self.scaling.scope {

@@ -10,6 +10,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct HostPlan {
     scales: Vec<f32>,
+    /// [`Arena::cast_scales`].
+    cast_scales: Vec<f32>,
     /// `[rows][slots]`: the numbers of the recipe, then the newest amax.
     rows: Vec<f32>,
 }
@@ -26,12 +28,16 @@ impl HostPlan {
         let remedy = "its scales are computed on the host: run the step without a graph";
         arena.device().expect_eager(&format!("recipe {:?}", update.name()), remedy)?;
         let (staged, mut scales, mut rows) = (arena.staged()?, arena.scales()?, arena.history()?);
-        let slots = arena.slots();
+        let (slots, mut cast_scales) = (arena.slots(), arena.cast_scales()?);
         let mut column = Vec::new();
         for (slot, (((name, role), amax), scale)) in
             names.iter().zip(roles).zip(staged).zip(&mut scales).enumerate()
         {
             let is_set = *scale > 0.0;
+            let is_determined = cast_scales[slot] > 0.0;
+            if is_determined {
+                cast_scales[slot] = *scale;
+            }
             if !is_set {
                 *scale = UNSET; // this rank's own first scale
             }
@@ -45,13 +51,16 @@ impl HostPlan {
             *newest = amax;
             if amax > 0.0 {
                 let old = is_set.then_some(*scale);
-                let slot = SlotUpdate { name, role: *role, amax, fp8_max, scale: old };
-                *scale = update.update(&slot, state)?;
+                let of = SlotUpdate { name, role: *role, amax, fp8_max, scale: old };
+                *scale = update.update(&of, state)?;
+                if !is_determined {
+                    cast_scales[slot] = *scale;
+                }
             }
             let cells = rows.iter_mut().skip(slot).step_by(slots);
             cells.zip(&column).for_each(|(cell, value)| *cell = *value);
         }
-        Ok(Self { scales, rows })
+        Ok(Self { scales, cast_scales, rows })
     }
 
     /// Changes the arena. `rule` is any rule that cannot fail.
@@ -60,6 +69,7 @@ impl HostPlan {
         let roll = ScaleUpdate { amax: AmaxRule::MostRecent, rule, interval: 1, record_non_finite: false };
         ops::update_scales(arena, &roll)?;
         arena.set_history(&self.rows)?;
-        Ok(arena.set_scales(&self.scales)?)
+        arena.set_scales(&self.scales)?;
+        Ok(arena.set_cast_scales(&self.cast_scales)?)
     }
 }

@@ -13,11 +13,13 @@ mod scale_source;
 mod slots;
 
 // Recipes: what all have in common, each kind, and their names.
+mod amax_compute_algo;
 mod block_scaling;
 mod by_name;
 mod current_scaling;
 mod custom_recipe;
 mod delayed_scaling;
+mod first_scale;
 mod fp8_gemms;
 mod gemm_accumulation;
 mod pattern;
@@ -37,6 +39,7 @@ mod saved;
 mod slot_columns;
 mod state_report;
 mod terms;
+mod weight_state;
 
 // One recipe under one group, a recipe for each slot, and a single tensor.
 mod assignment;
@@ -44,6 +47,7 @@ mod domain;
 mod gemm_pairs;
 mod group;
 mod host_update;
+mod lone_recipe;
 mod plan;
 mod quantizer;
 mod slot_arena;
@@ -57,8 +61,10 @@ mod frame;
 mod origin;
 mod outcome;
 mod overflow;
+mod records;
 mod scope;
 mod squares;
+mod weight_version;
 mod weights;
 
 // A model's arenas and cached weights.
@@ -70,6 +76,7 @@ mod agreement;
 mod dropout_draw;
 mod explanation;
 mod guard;
+mod quantize_weight;
 mod report;
 mod slot_trace;
 mod sqnr;
@@ -77,14 +84,13 @@ mod start;
 mod state;
 
 pub use advice::Advice;
+pub use amax_compute_algo::{AmaxComputeAlgo, CustomAmax};
 pub use arena_state::{ArenaState, ScalingState};
 pub use autocast_options::AutocastOptions;
 pub use block_scaling::{BlockScaling, Mxfp8};
 pub use current_scaling::{CurrentScaling, Granularity};
 pub use custom_recipe::CustomRecipe;
-pub use delayed_scaling::{
-    AmaxComputeAlgo, CustomAmax, CustomScale, DelayedScaling, ScalingFactorComputeAlgo,
-};
+pub use delayed_scaling::{CustomScale, DelayedScaling, ScalingFactorComputeAlgo};
 pub use delayed_wgrad::DelayedWgrad;
 pub use digest::StateDigest;
 pub use dropout::DropoutProgress;
@@ -110,3 +116,5 @@ pub use slot_trace::{SlotSeries, SlotTrace, TracePoint};
 pub use slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use state_report::{LoadedSlot, NewSlot, StartsNew, StateReport, UnusedArena};
 pub use weight_quantizer::WeightQuantizer;
+pub use weight_state::WeightState;
+pub use weight_version::WeightVersion;

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 /// no ending while the scope is open.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
+    /// The number of the scope; 0 for an evaluation.
+    scope: u64,
     ending: OnceLock<Ending>,
     /// The random numbers of the scope's dropout, once it has drawn any.
     draw: OnceLock<DropoutDraw>,
@@ -27,6 +29,14 @@ pub(crate) enum Ending {
 }
 
 impl Outcome {
+    pub(crate) fn of_scope(scope: u64) -> Self {
+        Self { scope, ..Self::default() }
+    }
+
+    pub(crate) fn scope(&self) -> u64 {
+        self.scope
+    }
+
     /// Sets the outcome, unless it was set before.
     pub(crate) fn end(&self, ending: Ending) {
         self.ending.get_or_init(|| ending);

@@ -74,6 +74,15 @@ pub(crate) trait State {
     /// What a commit does with an arena; `rule` is the policy's for the arena's pass.
     fn update<'a>(&'a self, rule: &'a ScaleRule) -> Update<'a>;
 
+    /// Whether a slot's first scale, which it takes from its own tensor, is the one that a commit then computes, unless ranks
+    /// reduce amaxes.
+    fn first_scale_is_final(&self) -> bool;
+
+    /// Whether the copy of a weight that was quantized before its slot had a scale serves until the end of the optimizer step.
+    fn keeps_first_copies(&self) -> bool {
+        false
+    }
+
     /// Whether an amax enters the window.
     fn records(&self, amax: f32) -> bool;
 }

@@ -47,7 +47,7 @@ impl Recipe {
     /// | `override_linear_precision`, `use_split_accumulator` | `[fprop, dgrad, wgrad]`, each `true` or `false` |
     /// | `power_2_scale` | `true` or `false`, or `[input, weight, grad_output]`: the fields of [`QParams`](crate::QParams) |
     /// | `amax_epsilon` | a number, or `[input, weight, grad_output]` |
-    /// | `amax_compute_algo` | `"max"`, `"most_recent"` |
+    /// | `amax_compute_algo` | `"max"`, `"most_recent"`, `"max_of_last(16)"`, `"average(0.9)"` |
     /// | `scaling_factor_compute_algo` | `"exact"`, `"power_of_two"` |
     /// | `fp8_dpa`, `fp8_mha` | `true` or `false`, for delayed and current scaling |
     /// | all others | a number, `true` or `false` |

@@ -47,6 +47,11 @@ impl RecipeLabel {
         group.as_ref().map_or_else(|| key.to_string(), |group| format!("{key} group={group}"))
     }
 
+    /// Returns the label of the recipe alone.
+    pub(crate) fn without_group(self) -> Self {
+        Self { group: None, ..self }
+    }
+
     /// Returns the options in which two recipes differ: `margin=0 → margin=1`. Recipes of different kinds are named.
     pub(crate) fn difference(&self, to: &Self) -> String {
         let (Some(old), Some(new)) = (Options::parse(&self.key), Options::parse(&to.key)) else {

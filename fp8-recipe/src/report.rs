@@ -22,7 +22,9 @@ pub(crate) const STAYS_HIGH: &str =
 /// ops::quantize(&Tensor::from_vec(vec![3.5f32, 1e-9], [1, 2], &device)?, &cx.slot(&fc.input)?)?;
 /// cx.commit()?;
 /// let report = &scaling.slot_reports()?[0];
-/// assert_eq!(report.to_string(), "fc.input (forward): amax 3.5, scale 128, 2 values, 1 underflowed");
+/// let line = "fc.input (forward): amax 3.5, scale 128, scales not powers of two, 2 values, 1 underflowed";
+/// assert_eq!(report.to_string(), line);
+/// assert!(!report.has_powers_of_two); // under `ScalingFactorComputeAlgo::Exact`, the next scale may be 112
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +41,9 @@ pub struct SlotReport {
     pub amax: f32,
     /// The scale for the next tensor.
     pub scale: f32,
+    /// Whether the recipe rounds every scale of the slot to a power of two. Dequantizing codes to f32 is then exact; other
+    /// scales round.
+    pub has_powers_of_two: bool,
     /// Whether a committed scope has set the scale, from a finite amax above 0.
     pub calibrated: bool,
     /// The number of finite values that rounded beyond the format's largest value, since the last reset.
@@ -60,8 +65,8 @@ pub struct SlotReport {
     pub sqnr: Option<f64>,
 }
 
-/// Writes one line: name, amax, scale, each count that is not 0, and the SQNR if it was measured; or that the tensor stays in high
-/// precision.
+/// Writes one line: name, amax, scale, a mark if the recipe's scales are not powers of two, each count that is not 0, and the
+/// SQNR if it was measured; or that the tensor stays in high precision.
 impl fmt::Display for SlotReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, direction, amax, scale, elements, .. } = self;
@@ -71,6 +76,9 @@ impl fmt::Display for SlotReport {
         write!(f, "{name} ({direction}): amax {amax}, scale {scale}")?;
         if !self.calibrated {
             f.write_str(", not calibrated")?;
+        }
+        if !self.has_powers_of_two {
+            f.write_str(", scales not powers of two")?;
         }
         if *elements > 0 {
             write!(f, ", {elements} values")?;
@@ -115,6 +123,7 @@ impl Scaling {
                         recipe: domain.label(),
                         amax,
                         scale: domain.reported_scale(role, amax, scale)?,
+                        has_powers_of_two: domain.has_powers_of_two(role),
                         calibrated: scale > 0.0,
                         saturated: counters.saturated,
                         underflowed: counters.underflowed,

@@ -13,10 +13,11 @@ use crate::policy::Policy;
 use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
 use crate::squares::Measured;
+use crate::records::Records;
 use crate::weights::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,
-    StateReport,
+    StateReport, WeightState,
 };
 use fp8_kernels::{Cell, Device, Scale, Slot, UNSET, UpdateClock};
 use std::collections::{BTreeMap, HashMap};
@@ -64,6 +65,10 @@ pub struct Scaling {
     pub(crate) domains: Vec<Domain>,
     pub(crate) plans: Vec<Plan>,
     pub(crate) weights: WeightCache,
+    /// Loaded records whose weights are not known yet.
+    pub(crate) unbound: Vec<(usize, WeightState)>,
+    /// The number of forward and backward scopes so far.
+    pub(crate) scopes: u64,
     pub(crate) scope: Option<Scope>,
     pub(crate) awaiting: Awaiting,
     pub(crate) randomness: Randomness,
@@ -124,6 +129,8 @@ impl Scaling {
             domains: Vec::new(),
             plans: Vec::new(),
             weights: WeightCache::default(),
+            unbound: Vec::new(),
+            scopes: 0,
             scope: None,
             awaiting: Awaiting::default(),
             randomness: Randomness::default(),
@@ -166,7 +173,8 @@ impl Scaling {
     /// Returns the number of cached FP8 copies of weights, which microbatches and evaluations with the same weights reuse.
     ///
     /// Only the newest version of a weight is cached: one copy for each recipe that the last committed forward scope used it
-    /// with, and at least for the two recipes that were used last. Evaluations keep at most two more.
+    /// with, and at least for the two recipes that were used last. Evaluations keep at most two more. A copy that is not cached
+    /// is made again with the same codes.
     pub fn cached_weights(&self) -> usize {
         self.weights.len()
     }
@@ -369,25 +377,40 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].check(direction, &self.names[direction], &self.roles[direction])?;
         }
-        let scales = scope.snapshots.then(|| self.domains.iter().map(forward_scales).collect());
+        let scales = scope.snapshots.then(|| {
+            let scales = |(index, domain)| forward_scales(domain, self.weights.scales_in_use(index));
+            self.domains.iter().enumerate().map(scales).collect()
+        });
         let scales: Option<Vec<_>> = scales.transpose()?;
+        let records = Records::before_update(&self.domains, &scope.cached)?;
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
+        records.after_update(&self.domains, &scope.cached)?.into_iter().for_each(|(added, record)| {
+            self.weights.record(added, record);
+        });
         if let Some(overflow) = &self.overflow {
             overflow.finish(&scope.overflow)?;
         }
-        let Some(Scope { direction, touched, outcome, weight_uses, squares, .. }) = self.scope.take() else {
+        let Some(Scope { direction, touched, outcome, weight_uses, squares, lone, .. }) = self.scope.take()
+        else {
             return Ok(());
         };
         self.keep_sqnr(squares);
         match direction {
             Direction::Forward => {
-                self.awaiting.forward_committed(&touched);
+                if self.awaiting.forward_committed(&touched, lone) {
+                    self.pending.iter_mut().for_each(|saved| saved.arena.awaits_backward = false);
+                }
                 outcome.end(Ending::Committed { touched, scales });
                 self.weights.trim(weight_uses);
             }
-            Direction::Backward => self.awaiting.backward_committed(),
+            Direction::Backward => {
+                self.awaiting.backward_committed();
+                // Recipes that have not been used since their state was loaded have arenas, too, in which no slot has run.
+                let awaiting = self.pending.iter_mut().filter(|saved| saved.arena.awaits_backward);
+                awaiting.for_each(|saved| saved.arena.updates += 1);
+            }
         }
         Ok(())
     }
@@ -489,9 +512,20 @@ fn find_or_add(
     })
 }
 
-fn forward_scales(domain: &Domain) -> Result<Vec<Cell>> {
+/// Returns copies of the scales that a forward scope has quantized with: those of its slots, and of weights that were recorded
+/// before, by slot.
+fn forward_scales<'a>(
+    domain: &Domain,
+    recorded: impl Iterator<Item = (usize, &'a Cell)>,
+) -> Result<Vec<Cell>> {
     let Some(arenas) = &domain.arenas else { return Ok(Vec::new()) };
-    Ok(arenas.forward.own().copy_scales()?)
+    let mut scales = arenas.forward.own().copy_scales()?;
+    for (slot, cell) in recorded {
+        if let Some(scale) = arenas.forward.index(slot).and_then(|index| scales.get_mut(index)) {
+            *scale = cell.clone();
+        }
+    }
+    Ok(scales)
 }
 
 /// Returns each group once, sorted by id, so that the order is the same on all ranks.

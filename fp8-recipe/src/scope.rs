@@ -31,10 +31,12 @@ pub(crate) struct Scope {
     pub(crate) outcome: Arc<Outcome>,
     /// The last error in the scope. The other ranks get it if the scope is dropped without commit.
     pub(crate) cause: Option<String>,
+    /// A recipe of the scope whose scales differ between ranks.
+    pub(crate) lone: Option<Arc<str>>,
 }
 
 impl Scope {
-    pub(crate) fn new(direction: Direction, touched: Vec<usize>, weight_uses: u64) -> Self {
+    pub(crate) fn new(direction: Direction, touched: Vec<usize>, weight_uses: u64, number: u64) -> Self {
         Self {
             direction,
             touched,
@@ -45,9 +47,15 @@ impl Scope {
             draws: 0,
             squares: BTreeMap::new(),
             overflow: Vec::new(),
-            outcome: Arc::default(),
+            outcome: Arc::new(Outcome::of_scope(number)),
             cause: None,
+            lone: None,
         }
+    }
+
+    /// The number of the scope, by which later ones know what it has used.
+    pub(crate) fn number(&self) -> u64 {
+        self.outcome.scope()
     }
 
     pub(crate) fn touch(&mut self, domains: &[usize]) {
@@ -87,14 +95,31 @@ pub(crate) struct Awaiting {
     domains: Vec<usize>,
     /// Whether a backward scope was committed after the last forward scope.
     is_answered: bool,
+    /// A recipe of the forward scopes whose scales differ between ranks.
+    lone: Option<Arc<str>>,
 }
 
 impl Awaiting {
-    pub(crate) fn forward_committed(&mut self, touched: &[usize]) {
-        if std::mem::take(&mut self.is_answered) {
+    /// Returns whether the forward scopes before this one have had their backward.
+    pub(crate) fn forward_committed(&mut self, touched: &[usize], lone: Option<Arc<str>>) -> bool {
+        let was_answered = std::mem::take(&mut self.is_answered);
+        if was_answered {
             self.domains.clear();
+            self.lone = None;
         }
         touch(&mut self.domains, touched);
+        self.lone = self.lone.take().or(lone);
+        was_answered
+    }
+
+    /// Adds a domain whose forward scope was committed before the state was saved.
+    pub(crate) fn resume(&mut self, domain: usize) {
+        touch(&mut self.domains, &[domain]);
+    }
+
+    /// Returns whether no backward scope was committed since the last forward scope of a domain.
+    pub(crate) fn includes(&self, domain: usize) -> bool {
+        !self.is_answered && self.domains.contains(&domain)
     }
 
     /// Keeps the domains until the next forward scope, since several forward scopes may each have a backward scope.
@@ -104,6 +129,10 @@ impl Awaiting {
 
     pub(crate) fn domains(&self) -> &[usize] {
         &self.domains
+    }
+
+    pub(crate) fn lone(&self) -> Option<&Arc<str>> {
+        self.lone.as_ref()
     }
 }
 
@@ -116,13 +145,13 @@ mod tests {
         let mut awaiting = Awaiting::default();
         assert!(awaiting.domains().is_empty());
         awaiting.backward_committed(); // a backward scope without forward
-        awaiting.forward_committed(&[2, 0]);
-        awaiting.forward_committed(&[0, 1]);
+        awaiting.forward_committed(&[2, 0], None);
+        awaiting.forward_committed(&[0, 1], None);
         assert_eq!(awaiting.domains(), [2, 0, 1]);
         awaiting.backward_committed();
         assert_eq!(awaiting.domains(), [2, 0, 1]); // of the second microbatch
         awaiting.backward_committed();
-        awaiting.forward_committed(&[1]);
+        awaiting.forward_committed(&[1], None);
         assert_eq!(awaiting.domains(), [1]);
     }
 }

@@ -1,7 +1,7 @@
 //! An arena that has some of a model's slots.
 
 use crate::Result;
-use fp8_kernels::{Arena, ArenaOptions, Cell, Counters, UpdateClock};
+use fp8_kernels::{Arena, ArenaOptions, Cell, Counters, UNSET, UpdateClock};
 use std::ops::Range;
 
 /// The arena of one recipe and pass. It has the slots that the recipe uses, a range of the model's.
@@ -54,7 +54,7 @@ impl SlotArena {
     }
 
     /// Returns a slot's index in the arena itself.
-    fn index(&self, slot: usize) -> Option<usize> {
+    pub(crate) fn index(&self, slot: usize) -> Option<usize> {
         self.used.contains(&slot).then(|| slot - self.used.start)
     }
 
@@ -72,6 +72,22 @@ impl SlotArena {
 
     pub(crate) fn scales(&self) -> Result<Vec<f32>> {
         Ok(self.of_model(&self.arena.scales()?, 1))
+    }
+
+    /// As [`Arena::cast_scales`]. Slots that the arena does not have are [`UNSET`].
+    pub(crate) fn cast_scales(&self) -> Result<Vec<f32>> {
+        let mut scales = self.of_model(&self.arena.cast_scales()?, 1);
+        scales.iter_mut().filter(|scale| **scale == 0.0).for_each(|scale| *scale = UNSET);
+        Ok(scales)
+    }
+
+    pub(crate) fn set_cast_scales(&mut self, scales: &[f32]) -> Result<()> {
+        Ok(self.arena.set_cast_scales(&self.of_arena(scales))?)
+    }
+
+    /// As [`Arena::is_determined`].
+    pub(crate) fn is_determined(&self, slot: usize) -> bool {
+        self.index(slot).is_some_and(|index| self.arena.is_determined(index))
     }
 
     pub(crate) fn last_updates(&self) -> Result<Vec<u64>> {

@@ -24,6 +24,8 @@ impl ArenaState {
             last_updates,
             recipe: self.recipe.clone(),
             group: self.group.clone(),
+            undetermined: self.undetermined.clone(),
+            weights: self.weights.clone(),
             ..*self
         }
     }

@@ -1,7 +1,7 @@
 //! The initial state of the arenas of a recipe.
 //!
-//! 1. If state of the same recipe was loaded, its history, scales and number of updates are restored. The length of the
-//!    history may differ. The group may differ if all saved arenas belong to one group.
+//! 1. If state of the same recipe was loaded, with a history of the same length, its history, scales, number of updates and
+//!    weights are restored. The group may differ if all saved arenas belong to one group.
 //! 2. Otherwise each slot starts from the history that was updated last among all recipes of the same group, used or loaded.
 //!    Amaxes do not depend on margin, policy or format, so the recipe selects those that it would have recorded. It computes
 //!    the scale from the newest `amax_history_len` of them by its own rules, and keeps the newest `amax_history_len` − 1 as its
@@ -21,17 +21,19 @@
 //! differ between ranks.
 //!
 //! A recipe is new until its first update; a scope that was dropped without commit does not count. If other recipes are
-//! updated before that first update, each scope of the new recipe starts its arenas again.
+//! updated before that first update, each scope of the new recipe starts its arenas again. This holds for each of its two
+//! arenas, and also after its state was saved and loaded.
 
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::fp8_attention::Fp8Attention;
 use crate::policy::Update;
 use crate::saved::Saved;
+use crate::scope::Awaiting;
 use crate::slot_arena::SlotArena;
 use crate::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
 use crate::terms::Rows;
-use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling};
+use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling, WeightState};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
 
@@ -42,10 +44,15 @@ struct Start {
     /// `[rows][slots]`, oldest row first.
     history: Vec<f32>,
     scales: Vec<f32>,
+    /// Whether a recorded amax has determined each scale.
+    is_determined: Vec<bool>,
     last_updates: Vec<u64>,
+    /// The weights that have not changed since they were recorded.
+    weights: Vec<WeightState>,
+    awaits_backward: bool,
     report: StateReport,
-    /// Whether it continues saved state of the same recipe.
-    is_own: bool,
+    /// Whether other recipes may have been updated since this state was computed from them.
+    is_stale: bool,
     /// The positions of the saved arenas whose state it uses.
     sources: Vec<usize>,
 }
@@ -67,18 +74,24 @@ enum Held<'a> {
 }
 
 impl Held<'_> {
-    /// Reads the history and the scales.
-    fn read(&self) -> Result<(Vec<f32>, Vec<f32>)> {
+    /// Reads the history, the scales and which of these a recorded amax has determined.
+    fn read(&self) -> Result<(Vec<f32>, Vec<f32>, Vec<bool>)> {
         Ok(match self {
-            Self::Live(arena) => (arena.history()?, arena.scales()?),
-            Self::Saved(_, arena) => (arena.amax_history.concat(), arena.scale.clone()),
+            Self::Live(arena) => {
+                let is_determined = arena.cast_scales()?.into_iter().map(|scale| scale > 0.0);
+                (arena.history()?, arena.scales()?, is_determined.collect())
+            }
+            Self::Saved(_, arena) => {
+                let is_determined = (0..arena.slots.len()).map(|slot| arena.is_determined(slot));
+                (arena.amax_history.concat(), arena.scale.clone(), is_determined.collect())
+            }
         })
     }
 }
 
 impl Start {
-    /// Continues a saved arena of the same recipe.
-    fn own(domain: &Domain, saved: &Saved) -> Self {
+    /// Continues a saved arena of the same recipe. `all` are the saved arenas.
+    fn own(domain: &Domain, saved: &Saved, all: &[Saved]) -> Self {
         let ArenaState { direction, updates, slots, scale, amax_history, last_updates, .. } = &saved.arena;
         let (recipe, from) = (domain.label(), saved.arena.label());
         let loaded = |slot: &Arc<str>| LoadedSlot {
@@ -91,9 +104,15 @@ impl Start {
             updates: *updates,
             history: amax_history.concat(),
             scales: scale.clone(),
+            is_determined: (0..slots.len()).map(|slot| saved.arena.is_determined(slot)).collect(),
             last_updates: last_updates.clone(),
+            weights: saved.arena.weights.clone(),
+            awaits_backward: saved.arena.awaits_backward,
             report: StateReport { taken_over: slots.iter().map(loaded).collect(), ..StateReport::default() },
-            is_own: true,
+            is_stale: all.iter().any(|other| {
+                let mut newer = other.arena.last_updates.iter().zip(last_updates);
+                other.arena.direction == *direction && newer.any(|(theirs, ours)| theirs > ours)
+            }),
             sources: Vec::new(),
         }
     }
@@ -130,7 +149,7 @@ impl Start {
             if !chosen.contains(&Some(position)) {
                 continue;
             }
-            let (history, scales) = source.held.read()?;
+            let (history, scales, is_determined) = source.held.read()?;
             let history = &history[history.len().saturating_sub(source.rows * slots)..];
             if let Held::Saved(position, _) = source.held {
                 start.sources.push(position);
@@ -146,6 +165,7 @@ impl Start {
                 if Fp8Attention::strip(&source.recipe) == Fp8Attention::strip(&own_recipe) {
                     start.last_updates[slot] = source.last_updates[slot];
                     start.scales[slot] = if scales[slot] < 0.0 { UNSET } else { scales[slot] };
+                    start.is_determined[slot] = is_determined[slot];
                     columns[slot] = window.collect();
                     start.report.taken_over.push(loaded());
                     continue;
@@ -159,6 +179,7 @@ impl Start {
                 let scale = rule.scale_of(&newest_of(&columns[slot], len), UNSET)?;
                 if scale != UNSET {
                     start.scales[slot] = scale;
+                    start.is_determined[slot] = true;
                     start.report.recomputed.push(loaded());
                     continue;
                 }
@@ -183,9 +204,12 @@ impl Start {
             updates: 0,
             history: vec![0.0; (options.history_len - 1) * slots],
             scales: vec![options.first_scale; slots],
+            is_determined: vec![false; slots],
             last_updates: vec![0; slots],
+            weights: Vec::new(),
+            awaits_backward: false,
             report: StateReport::default(),
-            is_own: false,
+            is_stale: false,
             sources: Vec::new(),
         }
     }
@@ -194,6 +218,9 @@ impl Start {
         arena.set_updates(self.updates);
         arena.set_history(&self.history)?;
         arena.set_scales(&self.scales)?;
+        let determined = |(&scale, &is_determined)| if is_determined { scale } else { UNSET };
+        let cast_scales: Vec<f32> = self.scales.iter().zip(&self.is_determined).map(determined).collect();
+        arena.set_cast_scales(&cast_scales)?;
         // An arena for reports has a clock of its own, which is not saved.
         arena.set_last_updates(&self.last_updates)
     }
@@ -240,7 +267,7 @@ impl Scaling {
             starts[direction].apply(arena)?;
         }
         self.domains[index].arenas = Some(arenas);
-        self.finish(index, starts);
+        self.finish(index, starts)?;
         let mut position = 0;
         self.pending.retain(|_| {
             position += 1;
@@ -270,6 +297,7 @@ impl Scaling {
             if let Some(arenas) = &mut self.domains[index].arenas {
                 start.apply(&mut arenas[direction])?;
             }
+            self.weights.forget_evaluations(index);
             let label = self.domains[index].label();
             self.report.forget(&label, direction);
             self.domains[index].follows[direction] = Some(activity);
@@ -280,7 +308,7 @@ impl Scaling {
 
     /// Replaces the state of all domains by `saved`. Saved arenas that no domain continues are kept for other recipes.
     pub(crate) fn restart(&mut self, mut saved: Vec<Saved>) -> Result<()> {
-        // The first pass assigns each saved arena to its own domain, the second to one with another length or group.
+        // The first pass assigns each saved arena to its own domain, the second to one with another group.
         let mut owners = vec![ByDirection::<Option<usize>>::default(); self.domains.len()];
         let mut is_free = vec![true; saved.len()];
         for is_exact in [true, false] {
@@ -310,6 +338,8 @@ impl Scaling {
         // After this line only the device can fail.
         self.report = StateReport::default();
         self.weights.clear();
+        self.unbound.clear();
+        self.awaiting = Awaiting::default();
         for (direction, clock) in self.clocks.each_ref() {
             let mut readings = vec![0; clock.slots()];
             for saved in saved.iter().filter(|saved| saved.arena.direction == direction) {
@@ -334,18 +364,27 @@ impl Scaling {
         }
         for (index, mut starts) in starts {
             starts.each_mut().into_iter().for_each(|(_, start)| start.sources.clear()); // marked as used above
-            self.finish(index, starts);
+            self.finish(index, starts)?;
         }
         Ok(())
     }
 
-    /// Records in the report that the arenas of a domain have started.
-    fn finish(&mut self, index: usize, starts: ByDirection<Start>) {
+    /// Takes over the records of weights of arenas that have started, and reports these.
+    fn finish(&mut self, index: usize, mut starts: ByDirection<Start>) -> Result<()> {
+        if starts[Direction::Forward].is_determined.contains(&true) {
+            self.weights.forget_evaluations(index); // they were made without these scales
+        }
+        let weights = std::mem::take(&mut starts[Direction::Forward].weights);
+        self.restore_weights(weights.into_iter().map(|weight| (index, weight)).collect())?;
+        if starts[Direction::Backward].awaits_backward {
+            self.awaiting.resume(index);
+        }
         for (direction, start) in starts {
-            let follows = (!start.is_own).then(|| self.activity(index, direction));
-            self.domains[index].follows[direction] = follows;
+            let activity = self.activity(index, direction).wrapping_sub(u64::from(start.is_stale));
+            self.domains[index].follows[direction] = (start.updates == 0).then_some(activity);
             self.note(start);
         }
+        Ok(())
     }
 
     fn note(&mut self, start: Start) {
@@ -376,9 +415,10 @@ impl Scaling {
         self.own_state_of(index, direction, records, &saved.iter().collect::<Vec<_>>())
     }
 
-    /// Returns the position of the saved arena that a domain continues: the one of its own group and length. If there is
-    /// none, a scope that records takes one of another length, or one of another group if all arenas belong to that group. An
-    /// evaluation leaves those for the training that will continue them.
+    /// Returns the position of the saved arena that a domain continues: the one of its own group. If there is none, a scope that
+    /// records takes one of another group if all arenas belong to that group. An evaluation leaves those for the training that
+    /// will continue them.
+    /// One of another length belongs to another recipe, which may be used as well.
     fn own_state_of(
         &self,
         index: usize,
@@ -388,23 +428,17 @@ impl Scaling {
     ) -> Option<usize> {
         let domain = &self.domains[index];
         let rows = domain.policy.state()?.arena_options().history_len - 1;
-        let has_any_length = domain.host_code().is_none();
         let (key, group) = (domain.policy.state_key(), domain.group_id());
         let fits: Vec<(usize, &ArenaState)> = (saved.iter().map(|saved| &saved.arena).enumerate())
             .filter(|(_, saved)| saved.direction == direction && saved.recipe == key)
-            .filter(|(_, saved)| has_any_length || saved.amax_history.len() == rows)
+            .filter(|(_, saved)| saved.amax_history.len() == rows)
             .collect();
-        let same_group = || fits.iter().filter(|(_, saved)| saved.group.as_deref() == group);
-        let same_length = |(_, saved): &&(usize, &ArenaState)| saved.amax_history.len() == rows;
-        let own = same_group().find(same_length);
-        let others = || {
-            same_group().next().or_else(|| {
-                let first = fits.first()?;
-                let only = fits.iter().all(|(_, saved)| saved.group == first.1.group).then_some(first)?;
-                Some(fits.iter().find(same_length).unwrap_or(only))
-            })
+        let own = fits.iter().find(|(_, saved)| saved.group.as_deref() == group);
+        let of_other_group = || {
+            let first = fits.first().filter(|_| records)?;
+            fits.iter().all(|(_, saved)| saved.group == first.1.group).then_some(first)
         };
-        own.or_else(|| if records { others() } else { None }).map(|(position, _)| *position)
+        own.or_else(of_other_group).map(|(position, _)| *position)
     }
 
     /// Computes the initial state of an arena without changing anything. It continues the saved arena `own`, if there is one.
@@ -419,7 +453,7 @@ impl Scaling {
     ) -> Result<Start> {
         let domain = &self.domains[index];
         if let Some(own) = own.and_then(|position| saved.get(position)) {
-            return Ok(self.only_used(index, direction, Start::own(domain, own)));
+            return Ok(self.only_used(index, direction, Start::own(domain, own, saved)));
         }
         let names = &self.names[direction];
         let Some(state) = domain.policy.state() else { return Ok(Start::at_rest(domain, names.len())) };

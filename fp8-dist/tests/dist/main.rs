@@ -7,6 +7,7 @@ mod failures;
 mod gather;
 mod gather_blocks;
 mod interleavings;
+mod quantizer;
 mod scaling;
 mod schedules;
 mod support;

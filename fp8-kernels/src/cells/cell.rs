@@ -85,6 +85,23 @@ impl Cell {
         &self.cells.device
     }
 
+    /// Allocates one block of cells with these values.
+    ///
+    /// ```
+    /// use fp8_kernels::{Cell, Device};
+    /// let cells = Cell::block(&[1.0, 2.0], &Device::cpu())?;
+    /// assert_eq!(cells[1].read()?, 2.0);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn block(values: &[f32], device: &Device) -> Result<Vec<Self>> {
+        let cells = Cells::new(values.len(), 0.0, device)?;
+        cells.write(0, values)?;
+        cells.handles(0..values.len())
+    }
+
     /// Returns the address of the cell on a GPU.
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         Ok(self.cells.cuda(op)?.ptr() + 4 * self.index as u64)
@@ -96,6 +113,21 @@ impl Cell {
         match &self.cells.block {
             CellBlock::Cuda(_, known) => known.is_set(self.index),
             CellBlock::Cpu(_) => false,
+        }
+    }
+
+    /// Returns whether the cell contains a scale above 0, as far as the host knows without waiting for the device.
+    pub(crate) fn is_determined(&self) -> bool {
+        match &self.cells.block {
+            CellBlock::Cuda(_, known) => known.is_set(self.index),
+            CellBlock::Cpu(cells) => cells.get(self.index).is_some_and(|cell| value(cell) > 0.0),
+        }
+    }
+
+    /// Notes that queued work leaves a scale above 0 in the cell.
+    pub(crate) fn note_set(&self) {
+        if let CellBlock::Cuda(_, known) = &self.cells.block {
+            known.was_read(self.index);
         }
     }
 
@@ -175,6 +207,23 @@ impl Cells {
             }
         };
         Ok(Self { device: self.device.clone(), block })
+    }
+
+    /// Replaces the values by those of `other`, a block of the same length on the same device, without waiting.
+    pub(crate) fn copy_from(&self, other: &Self) -> Result<()> {
+        let op = "copy_from";
+        Span::within(op, 0..other.len(), self.len())?;
+        self.device.expect_same(op, &other.device)?;
+        match (&self.block, &other.block) {
+            (CellBlock::Cpu(to), CellBlock::Cpu(from)) => {
+                to.iter().zip(from.iter()).for_each(|(to, from)| to.store(from.load(Relaxed), Relaxed));
+                Ok(())
+            }
+            _ => {
+                let (to, from) = (self.cuda(op)?, other.cuda(op)?);
+                self.device.gpu(op)?.copy(to.ptr(), from.ptr(), from.bytes())
+            }
+        }
     }
 
     fn len(&self) -> usize {

@@ -27,6 +27,10 @@ pub enum Accumulation {
 /// and these products are summed: `Σ_blocks ((Σₖ a·b) · scale_inv_a) · scale_inv_b`. Allowed are rows with rows or with one factor,
 /// 1 × 128 with 1 × 128 or 128 × 128, and MX with MX.
 ///
+/// The sum of the codes' products is multiplied by the factor of `a` first, so that two small factors do not underflow. If that
+/// product exceeds f32::MAX, the result is infinite even if the factor of `b` would have made it small again: values of `a` above
+/// about 10³⁶ overflow here that would not in high precision. The second example shows it.
+///
 /// On a GPU this is a product of cuBLASLt, which may multiply the two factors with each other first. The tensor cores of Ada
 /// and Hopper sum with fewer bits than f32; `accumulation` selects how.
 ///
@@ -45,6 +49,21 @@ pub enum Accumulation {
 /// let b = fp8([0x44, 0x48], 10.0)?; // the codes of 3 and 4, times 10
 /// let y = ops::gemm_fp8(&a, &b, None, DType::F32, ops::Accumulation::Fast)?;
 /// assert_eq!(y.to_vec::<f32>()?, [55.0]); // (1·3 + 2·4) · 0.5 · 10
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let largest = |value: f32| { // with the code of 448
+///     let code = Tensor::from_vec(vec![0x7Eu8], [1, 1], &cpu)?;
+///     Fp8Tensor::from_codes(code, [1, 1], Encoding::E4M3, Tensor::scalar(value / 448.0, &cpu)?)
+/// };
+/// let product = |a: f32, b: f32| {
+///     ops::gemm_fp8(&largest(a)?, &largest(b)?, None, DType::F32, ops::Accumulation::Fast)?.item()
+/// };
+/// assert!((product(1e35, 0.01)? / 1e33 - 1.0).abs() < 1e-6);
+/// assert_eq!(product(1e36, 0.01)?, f32::INFINITY); // 448 · 448 · (10³⁶ / 448) is more than f32::MAX
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn gemm_fp8(

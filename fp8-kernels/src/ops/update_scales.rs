@@ -1,6 +1,6 @@
 //! The update of delayed scaling: every slot of an arena in one call.
 
-use crate::backend::dispatch;
+use crate::backend::{cpu, dispatch};
 use crate::{Arena, Error, Result, ScalePolicy, ScaleRule};
 
 /// The rule by which [`update_scales`](update_scales()) takes an amax from a slot's window of past amaxes.
@@ -10,18 +10,32 @@ pub enum AmaxRule<'a> {
     Max,
     /// The newest amax.
     MostRecent,
+    /// The largest of the newest `n` amaxes, 1 ≤ `n` ≤ `history_len`; NaN is skipped. 1 is `MostRecent` and `history_len` is
+    /// `Max`.
+    MaxOfLast(usize),
+    /// An exponential average of the window, or the newest amax where that is larger, so that nothing saturates by design.
+    ///
+    /// From the oldest amax to the newest, the average is first the first amax `a`, then `(decay · average) +
+    /// ((1 − decay) · a)`. Every operation is rounded to f32, and amaxes of 0 and NaN are skipped.
+    Average {
+        /// The weight of the past, greater than 0 and less than 1.
+        decay: f32,
+    },
     /// A function of the window, which is ordered from oldest to newest. It runs on the host, so on a GPU the update waits
-    /// for the device and cannot be recorded in a graph.
+    /// for the device, copies all rows of the arena to the host and back, and cannot be recorded in a graph. If it returns
+    /// anything but a finite amax greater than 0, the scale stays.
     Custom(&'a (dyn Fn(&[f32]) -> f32 + Send + Sync)),
 }
 
 impl std::fmt::Debug for AmaxRule<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Max => "Max",
-            Self::MostRecent => "MostRecent",
-            Self::Custom(_) => "Custom",
-        })
+        match self {
+            Self::Max => f.write_str("Max"),
+            Self::MostRecent => f.write_str("MostRecent"),
+            Self::MaxOfLast(n) => write!(f, "MaxOfLast({n})"),
+            Self::Average { decay } => write!(f, "Average({decay})"),
+            Self::Custom(_) => f.write_str("Custom"),
+        }
     }
 }
 
@@ -57,7 +71,7 @@ impl ScaleUpdate<'_> {
     /// ```
     ///
     /// # Errors
-    /// An empty window; a custom scale policy that returns an unusable scale.
+    /// An empty window; an amax rule that is out of range; a custom scale policy that returns an unusable scale.
     pub fn scale_of(&self, window: &[f32], stored: f32) -> Result<f32> {
         let Some((newest, past)) = window.split_last() else {
             let remedy = "expected at least the newest amax".to_owned();
@@ -68,7 +82,24 @@ impl ScaleUpdate<'_> {
                 remedy,
             });
         };
-        crate::backend::cpu::update_scales::scale(self, past.iter().copied(), *newest, stored)
+        self.check("scale_of", window.len())?;
+        let amax = cpu::update_scales::chosen(self, past.iter().copied(), *newest);
+        cpu::update_scales::scale(self, amax, stored)
+    }
+
+    /// Checks the options of the amax rule for a history of `history_len` rows.
+    fn check(&self, op: &'static str, history_len: usize) -> Result<()> {
+        let refused = |option, value, remedy| Err(Error::Option { op, option, value, remedy });
+        match self.amax {
+            AmaxRule::MaxOfLast(n) if !(1..=history_len).contains(&n) => {
+                let remedy = format!("expected 1 to {history_len}, the rows of the history");
+                refused("MaxOfLast", n.to_string(), remedy)
+            }
+            AmaxRule::Average { decay } if !(decay > 0.0 && decay < 1.0) => {
+                refused("decay", decay.to_string(), "expected a number between 0 and 1, exclusive".to_owned())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -80,7 +111,8 @@ impl ScaleUpdate<'_> {
 ///    provisional scale becomes unset again. An infinite or NaN `r` has the same effect, and is counted, unless
 ///    `record_non_finite` is true.
 /// 2. Otherwise the history rolls: the oldest amax drops out, `r` becomes the newest, and staging is put back to rest.
-/// 3. The amax is taken by `update.amax` from the window before it rolled and `r`: their maximum, or `r`, or a function.
+/// 3. The amax is taken by `update.amax` from the window before it rolled and `r`: the maximum of all or of the newest, an
+///    average, or a function.
 /// 4. The scale is computed by `update.rule` if this update recomputes scales or the slot has no scale yet.
 /// 5. A slot whose history has rolled gets the next reading of the arena's [`UpdateClock`](crate::UpdateClock).
 ///
@@ -88,8 +120,8 @@ impl ScaleUpdate<'_> {
 /// scales have the same bits on every backend.
 ///
 /// # Errors
-/// A custom scale policy that returns an unusable scale; the arena is unchanged. On a GPU, an interval greater than 1 or a
-/// custom rule in a step that is being recorded in a graph.
+/// An amax rule that is out of range, or a custom scale policy that returns an unusable scale; the arena is unchanged. On a
+/// GPU, an interval greater than 1 or a custom rule in a step that is being recorded in a graph.
 ///
 /// ```
 /// use fp8_kernels::{Arena, ArenaOptions, Device, ScalePolicy, ScaleRule, ops};
@@ -106,16 +138,17 @@ impl ScaleUpdate<'_> {
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    update.check("update_scales", arena.options().history_len)?;
     dispatch!(arena.device(), update_scales::update_scales(arena, update))
 }
 
 /// Checks that [`update_scales`](update_scales()) would succeed for `arena`, without changing it.
 ///
-/// Check several arenas before you update the first, so that all are updated or none. Only a custom scale policy can fail;
-/// on a GPU, its check waits for the device.
+/// Check several arenas before you update the first, so that all are updated or none. On a GPU, the check of a custom scale
+/// policy waits for the device; no other check reads the arena.
 ///
 /// # Errors
-/// A custom scale policy that returns an unusable scale.
+/// An amax rule that is out of range; a custom scale policy that returns an unusable scale.
 ///
 /// ```
 /// use fp8_kernels::{Arena, ArenaOptions, CustomPolicy, Device, ScalePolicy, ScaleRule, ops};
@@ -131,6 +164,7 @@ pub fn update_scales(arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> 
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
+    update.check("check_scales", arena.options().history_len)?;
     // No other rule can fail, so there is nothing to read.
     let ScaleRule::Delayed { policy: ScalePolicy::Custom(_), .. } = update.rule else { return Ok(()) };
     dispatch!(arena.device(), update_scales::check_scales(arena, update))

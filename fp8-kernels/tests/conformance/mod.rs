@@ -15,6 +15,7 @@ mod adamw;
 mod adamw_codes;
 mod adamw_skips;
 mod amax;
+mod amax_rules;
 mod attention;
 mod attention_bits;
 mod attention_dropout;
@@ -67,6 +68,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     adamw_codes::CASES,
     adamw_skips::CASES,
     amax::CASES,
+    amax_rules::CASES,
     attention::CASES,
     attention_bits::CASES,
     attention_dropout::CASES,

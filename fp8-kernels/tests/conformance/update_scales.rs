@@ -112,7 +112,7 @@ fn every_length(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
+pub(super) fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
     arena.staging(slot).ok_or(Error::Option {
         op: "test",
         option: "slot",
@@ -121,24 +121,23 @@ fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
     })
 }
 
-fn scale(arena: &Arena, slot: usize) -> Result<f32, Error> {
+pub(super) fn scale(arena: &Arena, slot: usize) -> Result<f32, Error> {
     arena.scale(slot).map_or(Ok(f32::NAN), Cell::read)
 }
 
-fn rule(margin: i32, policy: ScalePolicy) -> ScaleRule {
+pub(super) fn rule(margin: i32, policy: ScalePolicy) -> ScaleRule {
     ScaleRule::Delayed { fp8_max: 448.0, margin, policy }
 }
 
-const fn update(rule: &ScaleRule) -> ScaleUpdate<'_> {
+pub(super) const fn update(rule: &ScaleRule) -> ScaleUpdate<'_> {
     ScaleUpdate { amax: AmaxRule::Max, rule, interval: 1, record_non_finite: false }
 }
 
 fn a_random_run_equals_the_oracle(device: &Device) -> Outcome {
     let mut random = Random::new(17);
     for history_len in [1, 2, 3, 7, 16] {
-        for choice in 0..16 {
-            let [power_of_two, most_recent, keep_non_finite, te_rest] =
-                [1, 2, 4, 8].map(|bit| choice & bit != 0);
+        for choice in 0..40 {
+            let [power_of_two, keep_non_finite, te_rest] = [1, 2, 4].map(|bit| choice & bit != 0);
             let margin = [0, 2, -3, 200][choice % 4];
             let interval = [1, 3][choice / 2 % 2];
             let rest = if te_rest { 0.0 } else { REST };
@@ -146,8 +145,16 @@ fn a_random_run_equals_the_oracle(device: &Device) -> Outcome {
             let mut arena = Arena::new(5, options, device)?;
             let policy = if power_of_two { ScalePolicy::PowerOfTwo } else { ScalePolicy::Exact };
             let rule = rule(margin, policy);
-            let amax = if most_recent { AmaxRule::MostRecent } else { AmaxRule::Max };
-            let told = oracle::Options { fp8_max: 448.0, margin, power_of_two, most_recent, keep_non_finite };
+            let n = 1 + choice % history_len;
+            let decay = [0.5, 0.9, 0.999, 1e-3][choice % 4];
+            let (amax, told) = match choice / 8 {
+                0 => (AmaxRule::Max, oracle::Choice::Largest(history_len)),
+                1 => (AmaxRule::MostRecent, oracle::Choice::Largest(1)),
+                2 => (AmaxRule::MaxOfLast(n), oracle::Choice::Largest(n)),
+                _ => (AmaxRule::Average { decay }, oracle::Choice::Average { decay }),
+            };
+            let told =
+                oracle::Options { fp8_max: 448.0, margin, power_of_two, choice: told, keep_non_finite };
             let window: VecDeque<f32> = std::iter::repeat_n(0.0, history_len - 1).collect();
             let fresh = oracle::Slot { window, scale: te_rest.then_some(1.0), non_finite: 0 };
             let mut slots = vec![fresh; 5];

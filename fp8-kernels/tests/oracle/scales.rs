@@ -11,12 +11,22 @@ pub(crate) struct Slot {
     pub(crate) non_finite: u64,
 }
 
+/// Which amax of those that count determines the scale.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Choice {
+    /// The largest of the newest `n`.
+    Largest(usize),
+    Average {
+        decay: f32,
+    },
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     pub(crate) fp8_max: f64,
     pub(crate) margin: i32,
     pub(crate) power_of_two: bool,
-    pub(crate) most_recent: bool,
+    pub(crate) choice: Choice,
     pub(crate) keep_non_finite: bool,
 }
 
@@ -28,8 +38,7 @@ impl Slot {
             self.non_finite += 1;
             return;
         }
-        let mut seen: Vec<f32> =
-            if options.most_recent { Vec::new() } else { self.window.iter().copied().collect() };
+        let mut seen: Vec<f32> = self.window.iter().copied().collect();
         seen.push(newest);
         if let Some(oldest) = self.window.pop_front() {
             // It counted above for the last time.
@@ -39,16 +48,37 @@ impl Slot {
         if self.scale.is_some() && !recompute {
             return;
         }
-        let mut amax = f32::NAN;
-        for value in seen {
-            if !value.is_nan() && (amax.is_nan() || value > amax) {
-                amax = value;
-            }
-        }
+        let amax = match options.choice {
+            Choice::Largest(n) => largest(&seen[seen.len() - n..]),
+            Choice::Average { decay } => largest(&[average(&seen, decay), newest]),
+        };
         if amax > 0.0 && amax.is_finite() {
             self.scale = Some(scale(amax, options));
         }
     }
+}
+
+/// NaN if there is no number.
+fn largest(values: &[f32]) -> f32 {
+    let mut numbers: Vec<f32> = values.iter().copied().filter(|value| !value.is_nan()).collect();
+    numbers.sort_by(f32::total_cmp);
+    numbers.last().copied().unwrap_or(f32::NAN)
+}
+
+/// From the newest amax back to the oldest. Products and sums are taken in f64 and rounded to f32: a product of two f32 is
+/// exact there, and a sum of two f32 has more than twice the digits of f32.
+fn average(values: &[f32], decay: f32) -> f32 {
+    let Some((&newest, older)) = values.split_last() else { return f32::NAN };
+    let past = average(older, decay);
+    if newest.is_nan() || newest == 0.0 {
+        return past;
+    }
+    if past.is_nan() {
+        return newest;
+    }
+    let new_share = (1.0 - f64::from(decay)) as f32;
+    let product = |a: f32, b: f32| f64::from((f64::from(a) * f64::from(b)) as f32);
+    (product(decay, past) + product(new_share, newest)) as f32
 }
 
 /// Rounded from f64, which is exact for a quotient of two f32.

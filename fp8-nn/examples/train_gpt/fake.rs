@@ -95,6 +95,7 @@ impl Trainer for Fake {
                         backward,
                         amax,
                         scale: max / (amax * 1.2),
+                        has_powers_of_two: false,
                         saturated: self.steps * if backward { 1 } else { (seed as u64) % 5 },
                         underflowed: self.steps * (seed as u64) * if backward { 40 } else { 3 },
                         elements: self.steps * 98_304,

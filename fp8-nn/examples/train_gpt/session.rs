@@ -373,6 +373,7 @@ impl Trainer for Session {
             backward: report.direction == Direction::Backward,
             amax: report.amax,
             scale: report.scale,
+            has_powers_of_two: report.has_powers_of_two,
             saturated: report.saturated,
             underflowed: report.underflowed,
             elements: report.elements,

@@ -14,6 +14,8 @@ pub(crate) struct SlotState {
     pub(crate) amax: f32,
     /// The factor before the cast.
     pub(crate) scale: f32,
+    /// Whether the recipe rounds every scale to a power of two.
+    pub(crate) has_powers_of_two: bool,
     /// Values beyond the format's largest, over the observed steps.
     pub(crate) saturated: u64,
     /// Values other than zero that became zero, over the observed steps.
@@ -244,6 +246,7 @@ mod tests {
             backward,
             amax: 1.0,
             scale: 2.0,
+            has_powers_of_two: false,
             saturated: 1,
             underflowed: 2,
             elements: 8,

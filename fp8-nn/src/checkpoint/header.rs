@@ -129,7 +129,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         let (mut metadata, mut tensors) = (None, BTreeMap::new());
         while let Some(name) = map.next_key::<String>()? {
             let is_new = if name == METADATA {
-                metadata.replace(map.next_value::<Strings>()?.0).is_none()
+                // `null` is the same as none, as in the crate safetensors.
+                let strings = map.next_value::<Option<Strings>>()?.map(|strings| strings.0);
+                metadata.replace(strings.unwrap_or_default()).is_none()
             } else {
                 tensors.insert(name.clone(), map.next_value()?).is_none()
             };

@@ -1,7 +1,7 @@
 //! Copies the training state of one rank to all ranks.
 
 use super::{broadcast_value, expect_eager, first_device, own, told};
-use crate::checkpoint::scaling_state::Header;
+use crate::checkpoint::scaling_state::{Header, Weights, bind};
 use crate::module::trainable;
 use crate::optimizer::{AdamWState, Counts};
 use crate::parameter::StoredPart;
@@ -78,7 +78,7 @@ pub fn broadcast_state(
     }
     let device = first_device(model).unwrap_or_else(Device::cpu);
     let new = own(group, optimizer.new_state(model, &names(model)))?;
-    let (head, state) = numbers(optimizer, scaling, group, root, &device)?;
+    let (head, state) = numbers(model, optimizer, scaling, group, root, &device)?;
     let (values, mut moments) = tensors(model, optimizer, &new, group, root)?;
     own(group, device.synchronize().map_err(Error::from))?;
     group.barrier()?;
@@ -90,6 +90,7 @@ pub fn broadcast_state(
         parameter.set_stored(value)
     });
     own(group, set)?;
+    own(group, bind(scaling, model, &head.weights))?;
     let scale = head.loss_scale.map(|(scale, growth_tracker, skipped_steps)| LossScaleState {
         scale: f32::from_bits(scale),
         growth_tracker,
@@ -142,6 +143,9 @@ struct Head {
     /// The bits of the scale, the growth tracker and the skipped steps of the loss scaler.
     loss_scale: Option<(u32, u64, u64)>,
     arenas: Vec<Header>,
+    /// The parameters of the weights in `arenas`, filled in where they are received.
+    #[serde(skip)]
+    weights: Weights,
     /// How many scopes have drawn dropout masks. Seeds are each rank's own.
     dropout: Option<u64>,
     /// The number of history rows of each arena.
@@ -151,6 +155,7 @@ struct Head {
 /// Broadcasts the root's counts and scaling state: text for names and integers, then f32 for scales and histories, arena by
 /// arena.
 fn numbers(
+    model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
     scaling: &Scaling,
     group: &dyn ProcessGroup,
@@ -167,7 +172,8 @@ fn numbers(
             updates,
             loss_scale: loss_scale
                 .map(|state| (state.scale.to_bits(), state.growth_tracker, state.skipped_steps)),
-            arenas: arenas.iter().map(Header::of).collect(),
+            arenas: arenas.iter().map(|arena| Header::of(arena, model)).collect(),
+            weights: Weights::new(),
             dropout: dropout.map(|dropout| dropout.scopes),
             rows: arenas.iter().map(|arena| arena.amax_history.len()).collect(),
         };
@@ -195,6 +201,7 @@ fn unpack(text: &[u8], mut floats: &[f32]) -> Result<(Head, ScalingState)> {
     let mut state = ScalingState::default();
     for (header, &rows) in std::mem::take(&mut head.arenas).into_iter().zip(&head.rows) {
         let slots = header.slots();
+        head.weights.extend(header.weights());
         let mut take = |len: Option<usize>| {
             let (taken, rest) = len.and_then(|len| floats.split_at_checked(len))?;
             floats = rest;

@@ -155,9 +155,14 @@ fn tied_backward(
     let name = weight.name().clone();
     if weight.is_trainable() {
         let x = Operand::High(x.ok_or_else(|| weight.was_frozen("the tied head"))?);
+        let lone_recipe = cx.lone_recipe();
         match cx.delayed_wgrads() {
-            Some(delayed) => delayed.push(DelayedWgrad { weight: name, dy, x, accumulation }),
-            None => ops::wgrad(&dy, &x, weight.main_grad_mut(), &name, accumulation)?,
+            Some(delayed) => {
+                delayed.push(DelayedWgrad { weight: name, dy, x, accumulation, lone_recipe });
+            }
+            None => {
+                weight.fill(lone_recipe, |grad, name| Ok(ops::wgrad(&dy, &x, grad, name, accumulation)?))?
+            }
         }
     }
     Ok(dx.reshape(shape)?)

@@ -1,9 +1,9 @@
 //! `config.json` in both spellings, that of transformers 5 and that of 4, as a typed description.
 
-mod fields;
+pub(super) mod fields;
 mod quantization;
 mod rope;
-mod text;
+pub(super) mod text;
 
 pub use quantization::{InputScales, QuantMethod, Quantization, WeightScales};
 pub use rope::{Rope, RopeScaling};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 use fields::Fields;
 use fp8_kernels::DType;
 use fp8_kernels::ops::Activation;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::Path;
 
 /// transformers' default of `sliding_window`, where it is used and absent.
@@ -181,13 +181,13 @@ impl Config {
 
     /// Returns whether it names the dtype of the tensors.
     pub(crate) fn names_dtype(&self) -> bool {
-        let map: Map<String, Value> = serde_json::from_str(&self.json).unwrap_or_default();
+        let map = crate::json::object(&self.json).unwrap_or_default();
         ["dtype", "torch_dtype"].iter().any(|&key| map.get(key).is_some_and(|value| !value.is_null()))
     }
 
     /// Returns this configuration for tensors of this dtype.
     pub(crate) fn with_dtype(&self, dtype: DType) -> Result<Self> {
-        let map: Map<String, Value> = serde_json::from_str(&self.json).unwrap_or_default();
+        let map = crate::json::object(&self.json).unwrap_or_default();
         // Readers differ in which one they prefer, so both are set where both are present.
         let mut keys: Vec<&str> =
             ["dtype", "torch_dtype"].into_iter().filter(|&key| map.contains_key(key)).collect();
@@ -209,9 +209,7 @@ impl Config {
     }
 
     fn parse(json: &str) -> Result<Self, String> {
-        let map: Map<String, Value> =
-            serde_json::from_str(json).map_err(|error| format!("not a JSON object: {error}"))?;
-        crate::json::expect_distinct(json)?;
+        let map = crate::json::object(json)?;
         let fields = Fields::new(&map, "");
         let family = family(fields)?;
         expect_supported(fields, family)?;
@@ -292,9 +290,7 @@ impl Config {
 
     /// Takes the end of a text from a `generation_config.json`, if it names one.
     pub(super) fn override_by_generation(&mut self, json: &str) -> Result<(), String> {
-        let map: Map<String, Value> =
-            serde_json::from_str(json).map_err(|error| format!("not a JSON object: {error}"))?;
-        crate::json::expect_distinct(json)?;
+        let map = crate::json::object(json)?;
         let fields = Fields::new(&map, "");
         let (bos, eos) = (fields.ids("bos_token_id")?, fields.ids("eos_token_id")?);
         self.bos_token_id = bos.first().copied().or(self.bos_token_id);

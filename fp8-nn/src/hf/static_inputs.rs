@@ -143,6 +143,9 @@ mod tests {
             scale: vec![scale],
             amax_history: history.iter().map(|&amax| vec![amax]).collect(),
             last_updates: last_updates.to_vec(),
+            undetermined: Vec::new(),
+            weights: Vec::new(),
+            awaits_backward: false,
         }
     }
 

@@ -1,10 +1,13 @@
-//! Text as tokens and tokens as text: the `tokenizer.json` of a folder.
+//! Text as tokens and tokens as text: the `tokenizer.json` of a folder, and the tokens that its other files add.
+
+mod outside;
 
 use super::weights::{open, unreadable};
 use crate::{Error, Result};
 use std::io::Read as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use tokenizers::{Encoding, Token};
 
 const FILE: &str = "tokenizer.json";
 /// The bytes of text for each wanted token that [`Tokenizer::encode_start`] tries first, and how many more.
@@ -20,6 +23,10 @@ const CUTS: usize = 16;
 const MAX_BYTES: u64 = 256 << 20;
 
 /// The tokenizer of a model: a `tokenizer.json`, read by Hugging Face's tokenizers. Needs the feature `tokenizer`.
+///
+/// Tokens that `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` add are read as transformers 5 does. What
+/// surrounds a text, such as a token that begins it, is that of the `post_processor` in `tokenizer.json`: like transformers 5, it
+/// ignores `add_bos_token` and `add_eos_token`. The other steps are those of `tokenizer.json`, too, whatever `tokenizer_class` says.
 ///
 /// Texts are encoded completely: truncation and padding in the file are ignored, as in transformers. Long texts are processed in
 /// pieces, with the same tokens.
@@ -45,10 +52,12 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the `tokenizer.json` in `folder`, for a model with a vocabulary of `vocab_size` tokens.
+    /// Reads the `tokenizer.json` in `folder` and the files with further tokens, for a model with a vocabulary of `vocab_size`
+    /// tokens.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`], which names the file: it is missing, more than 256 MiB, or no tokenizer.
+    /// [`Error::Checkpoint`], which names the file: it is missing, more than 256 MiB, or no tokenizer. A file that gives a token
+    /// another id than the tokenizer has for it, or an id to another token, is an error that names both.
     pub fn open(folder: &Path, vocab_size: usize) -> Result<Self> {
         let path = folder.join(FILE);
         let problem = |problem: String| Error::Checkpoint { path: path.clone(), problem };
@@ -65,8 +74,9 @@ impl Tokenizer {
             tokenizer.with_padding(None).with_truncation(None)?;
             Ok(tokenizer)
         };
-        let tokenizer =
+        let mut tokenizer =
             caught(read).map_err(|error| problem(format!("not a tokenizer that can be read: {error}")))?;
+        outside::add(folder, &bytes, &mut tokenizer)?;
         Ok(Self { tokenizer, path, vocab_size })
     }
 
@@ -75,9 +85,11 @@ impl Tokenizer {
     /// # Errors
     /// A token outside the vocabulary of the model: the tokenizer belongs to another one.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
-        // The tokens that are added depend on the whole.
         if has_special {
-            return self.encode_at_once(text, true);
+            let Ok([mut tokens, mut end]) = self.surround() else { return self.encode_at_once(text, true) };
+            tokens.append(&mut self.encode(text, false)?);
+            tokens.append(&mut end);
+            return Ok(tokens);
         }
         let (mut tokens, mut rest, mut size) = (Vec::new(), text, PIECE);
         while rest.len() > 2 * size {
@@ -113,6 +125,11 @@ impl Tokenizer {
     fn encode_at_once(&self, text: &str, has_special: bool) -> Result<Vec<i32>> {
         let encoding =
             caught(|| self.tokenizer.encode_fast(text, has_special)).map_err(|error| self.problem(error))?;
+        self.fitting(encoding.get_ids())
+    }
+
+    /// Checks that the model has these tokens.
+    fn fitting(&self, ids: &[u32]) -> Result<Vec<i32>> {
         let fits = |&id: &u32| match i32::try_from(id) {
             Ok(token) if (id as usize) < self.vocab_size => Ok(token),
             _ => Err(self.problem(format!(
@@ -120,7 +137,44 @@ impl Tokenizer {
                 self.vocab_size
             ))),
         };
-        encoding.get_ids().iter().map(fits).collect()
+        ids.iter().map(fits).collect()
+    }
+
+    /// Returns the tokens that the tokenizer adds in front of every text and behind it. [`encode`](Self::encode) adds them if
+    /// `has_special`.
+    ///
+    /// ```
+    /// # use fp8_nn::hf::Tokenizer;
+    /// # let place = std::env::temp_dir().join(format!("fp8-tokenizer-surround-{}", std::process::id()));
+    /// # std::fs::create_dir(&place)?;
+    /// let words = r#"{"model": {"type": "WordLevel", "vocab": {"<s>": 0, "the": 1, "sea": 2, "?": 3}, "unk_token": "?"},
+    ///     "pre_tokenizer": {"type": "Whitespace"},
+    ///     "post_processor": {"type": "TemplateProcessing", "pair": [],
+    ///         "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    ///         "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}}"#;
+    /// # std::fs::write(place.join("tokenizer.json"), words)?;
+    /// let tokenizer = Tokenizer::open(&place, 4)?;
+    /// assert_eq!(tokenizer.surround()?, [vec![0], vec![]]);
+    /// assert_eq!(tokenizer.encode("the sea", true)?, [0, 1, 2]);
+    /// # std::fs::remove_dir_all(place)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode), and a tokenizer that repeats the text, or leaves it out.
+    pub fn surround(&self) -> Result<[Vec<i32>; 2]> {
+        // A text of one token that no tokenizer has.
+        let text = || Encoding::from_tokens(vec![Token::new(u32::MAX, "text".to_owned(), (0, 4))], 0);
+        let whole = caught(|| self.tokenizer.post_process(text(), None, true))
+            .map_err(|error| self.problem(error))?;
+        let mut parts = whole.get_ids().split(|&id| id == u32::MAX);
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(start), Some(end), None) => Ok([self.fitting(start)?, self.fitting(end)?]),
+            _ => {
+                Err(self
+                    .problem("its post-processor repeats the text or leaves it out: expected it once".into()))
+            }
+        }
     }
 
     /// Returns the first `count` tokens of a text, or all if it has fewer, without those that the tokenizer adds. Of a text that is

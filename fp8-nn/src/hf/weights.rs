@@ -312,7 +312,8 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, String> {
     if read as u64 > MAX_INDEX {
         return Err(format!("more than {MAX_INDEX} bytes"));
     }
-    let index: Index = serde_json::from_str(&text).map_err(|error| format!("not an index: {error}"))?;
+    let index: Index =
+        serde_json::from_str(&json::standard(&text)).map_err(|error| format!("not an index: {error}"))?;
     if index.weight_map.is_empty() {
         return Err("`weight_map` is empty: expected the file of each tensor".into());
     }

@@ -2,10 +2,10 @@
 
 use super::AdamWOptions;
 use super::groups::{Groups, Rates};
-use crate::parameter::Version;
-use crate::{Error, Result};
+use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps, UpdateCount};
 use fp8_kernels::{Device, Replayed};
+use fp8_recipe::WeightVersion;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -171,11 +171,29 @@ impl Replayed for Progress {
 
 /// The versions of parameters that a recorded step changes.
 #[derive(Debug)]
-pub(super) struct Versions(pub(super) Vec<Arc<Version>>);
+pub(super) struct Versions(pub(super) Vec<Arc<WeightVersion>>);
 
 impl Replayed for Versions {
     fn advance(&self) -> fp8_kernels::Result<()> {
         self.0.iter().for_each(|version| version.advance());
+        Ok(())
+    }
+}
+
+/// The parameters that have seen a step, changed or not.
+#[derive(Debug)]
+pub(super) struct Ended(pub(super) Vec<Arc<WeightVersion>>);
+
+impl Ended {
+    pub(super) fn of(model: &(impl Layer + ?Sized)) -> Arc<Self> {
+        let versions = parameters(model).into_iter().map(|parameter| parameter.shared_version().clone());
+        Arc::new(Self(versions.collect()))
+    }
+}
+
+impl Replayed for Ended {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        self.0.iter().for_each(|version| version.end_step());
         Ok(())
     }
 }

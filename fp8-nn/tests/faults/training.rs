@@ -90,11 +90,17 @@ impl Training {
         Ok(loss.item()?.to_bits())
     }
 
-    /// All that lasts, as a checkpoint's bytes.
+    /// All that lasts, as a checkpoint's bytes. Gradients do not, nor does the list of those that no step has used.
     pub(crate) fn bytes(&self, folder: &Path) -> Vec<u8> {
-        let folder = folder.join("state");
-        checkpoint::save(&folder, &self.model, &self.optimizer, &self.scaling, &BTreeMap::new()).unwrap();
-        std::fs::read(checkpoint::path(&folder)).unwrap()
+        let (folder, none) = (folder.join("state"), BTreeMap::new());
+        let options = checkpoint::SaveOptions { without_gradients: true };
+        checkpoint::save_with(&folder, &self.model, &self.optimizer, &self.scaling, &none, &options).unwrap();
+        let file = std::fs::read(checkpoint::path(&folder)).unwrap();
+        let (len, rest) = file.split_first_chunk::<8>().unwrap();
+        let (header, tensors) = rest.split_at(usize::try_from(u64::from_le_bytes(*len)).unwrap());
+        let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
+        header["__metadata__"].as_object_mut().unwrap().remove("fp8.without_gradients");
+        [header.to_string().into_bytes(), tensors.to_vec()].concat()
     }
 
     pub(crate) fn save(&self, folder: &Path) -> Result<()> {

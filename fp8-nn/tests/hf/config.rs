@@ -423,3 +423,33 @@ fn the_end_of_a_text_comes_from_the_generation_config() {
         "{error}"
     );
 }
+
+/// Python's json writes `Infinity`, `-Infinity` and `NaN`, and reads them.
+#[test]
+fn numbers_of_python_are_read_where_they_do_not_matter() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("model");
+    crate::folders::copy(&golden().join("llama_bf16"), &folder);
+    let add = |file: &str, fields: &str| {
+        let path = folder.join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen('{', &format!("{{{fields},"), 1)).unwrap();
+    };
+    let before = Folder::open(&folder).unwrap();
+    add(
+        "config.json",
+        r#""time_step_limit": [0.0, Infinity], "low": -Infinity, "none": NaN, "text": "Infinity""#,
+    );
+    add("generation_config.json", r#""penalty": Infinity"#);
+    let opened = Folder::open(&folder).unwrap();
+    assert_eq!(opened.config.tensors(), before.config.tensors());
+    // What is written keeps them.
+    crate::folders::quantize(&folder, &place.path().join("fp8"), fp8_nn::hf::Scheme::Channel);
+    let written = fs::read_to_string(place.path().join("fp8/config.json")).unwrap();
+    assert!(written.contains("[0.0, Infinity]") && written.contains("\"low\": -Infinity"), "{written}");
+    assert!(Folder::open(&place.path().join("fp8")).unwrap().config.quantization.is_some());
+
+    add("config.json", r#""use_sliding_window": Infinity"#);
+    let error = Folder::open(&folder).unwrap_err().to_string();
+    assert!(error.ends_with("`use_sliding_window` is \"Infinity\": expected true or false"), "{error}");
+}

@@ -186,3 +186,23 @@ fn a_pipe_in_place_of_a_file_is_refused_and_not_waited_for() {
         assert!(error.contains(&format!("{name}: not a file")), "{error}");
     }
 }
+
+/// The crate safetensors reads it as no metadata.
+#[test]
+fn metadata_that_is_null_is_none() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("a.safetensors");
+    let tensor = r#""a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}"#;
+    for header in
+        [format!(r#"{{"__metadata__": null, {tensor}}}"#), format!(r#"{{{tensor}, "__metadata__":null}}"#)]
+    {
+        crate::folders::write_raw(&path, &header, &[1, 2]);
+        assert!(safetensors::SafeTensors::deserialize(&fs::read(&path).unwrap()).is_ok());
+        let weights = fp8_nn::hf::Weights::open(&path).unwrap();
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["a"]);
+    }
+    let twice = format!(r#"{{"__metadata__": null, "__metadata__": {{}}, {tensor}}}"#);
+    crate::folders::write_raw(&path, &twice, &[1, 2]);
+    let error = fp8_nn::hf::Weights::open(&path).unwrap_err().to_string();
+    assert!(error.contains("`__metadata__` occurs twice"), "{error}");
+}

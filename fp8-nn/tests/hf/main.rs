@@ -19,4 +19,6 @@ mod program;
 mod ranks;
 mod saving;
 #[cfg(feature = "tokenizer")]
+mod tokenizer_folders;
+#[cfg(feature = "tokenizer")]
 mod tokens;

@@ -6,6 +6,7 @@ mod hostile;
 mod mistakes;
 mod output;
 mod running;
+mod start_token;
 
 use crate::folders::{copy, golden};
 use std::ffi::OsStr;

@@ -165,7 +165,7 @@ fn cases() -> Vec<(String, Vec<i32>, String, String)> {
 }
 
 /// Replaces one value in a JSON document by another one that was somewhere in it, or by a hostile one.
-fn damaged(value: &Value, draw: &mut impl FnMut(usize) -> usize) -> Value {
+pub(crate) fn damaged(value: &Value, draw: &mut impl FnMut(usize) -> usize) -> Value {
     fn count(value: &Value) -> usize {
         1 + match value {
             Value::Array(items) => items.iter().map(count).sum::<usize>(),

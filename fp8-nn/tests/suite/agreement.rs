@@ -332,7 +332,7 @@ fn state_is_compared_once_and_again_after_each_load_or_set() {
 
 #[test]
 fn two_groups_by_turns_compare_once_each() {
-    let [first, second] = [0, 1].map(|_| local("dp", 2, Duration::from_secs(60)).unwrap());
+    let [first, second] = ["dp", "cp"].map(|id| local(id, 2, Duration::from_secs(60)).unwrap());
     thread::scope(|scope| {
         for groups in first.into_iter().zip(second) {
             scope.spawn(move || {
@@ -340,6 +340,7 @@ fn two_groups_by_turns_compare_once_each() {
                 let mut model = crate::support::linear("fc", 16, 16, 1);
                 for _ in 0..3 {
                     groups.iter().for_each(|group| all_reduce_gradients(&mut model, &**group).unwrap());
+                    zero_grad(&mut model).unwrap();
                 }
                 assert_eq!(groups.map(|group| group.comparisons.load(Relaxed)), [1, 1]);
             });

@@ -252,6 +252,18 @@ fn only_parameters_that_the_file_lists_may_lack_moments() {
 }
 
 #[test]
+fn a_damaged_list_of_gradients_that_were_left_out_is_refused() {
+    let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
+    for list in ["", "fc.weight", "{}", "[1]"] {
+        let damaged =
+            edited(&bytes, |parts| drop(parts.1.insert("fp8.without_gradients".into(), list.into())));
+        let refused = job.refuses(dir.path(), &damaged);
+        let expected = format!("metadata `fp8.without_gradients` is {list}: expected a JSON list of names");
+        assert!(refused.ends_with(&expected), "{refused}");
+    }
+}
+
+#[test]
 fn step_counts_that_would_overflow_are_refused() {
     let (bytes, dir, mut job) = (saved(), tempfile::tempdir().unwrap(), Job::new(2));
     for steps in ["18446744073709551615", "9223372036854775808", "9007199254740993"] {

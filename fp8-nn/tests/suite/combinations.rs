@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 const HIDDEN: usize = 24;
 const SEQ: usize = 5;
 
-fn number(variable: &str, default: u64) -> u64 {
+pub(crate) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().unwrap())
 }
 

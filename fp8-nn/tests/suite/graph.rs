@@ -6,6 +6,7 @@ use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod gradients;
 mod ranks;
 
 type Group = Arc<dyn ProcessGroup>;

@@ -25,8 +25,10 @@ mod fused;
 mod generation;
 mod golden;
 mod golden_options;
+mod gradient_sums;
 mod gradients;
 mod initialization;
+mod interruptions;
 mod llama;
 mod loss_scaler;
 mod modes;
@@ -54,6 +56,7 @@ mod sqnr;
 mod stack;
 mod support;
 mod texts;
+mod unused_gradients;
 
 fn open() -> Device {
     Device::cpu()

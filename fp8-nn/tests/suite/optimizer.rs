@@ -105,7 +105,8 @@ fn only_matrices_decay() {
 /// The names of the tensors of a checkpoint.
 fn saved_names(model: &TransformerLayer, optimizer: &AdamW) -> Vec<String> {
     let (dir, scaling) = (tempfile::tempdir().unwrap(), Scaling::new(model, &device()).unwrap());
-    checkpoint::save(dir.path(), model, optimizer, &scaling, &Default::default()).unwrap();
+    let options = checkpoint::SaveOptions { without_gradients: true };
+    checkpoint::save_with(dir.path(), model, optimizer, &scaling, &Default::default(), &options).unwrap();
     let bytes = std::fs::read(checkpoint::path(dir.path())).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     tensors.names().into_iter().map(ToOwned::to_owned).collect()
@@ -215,6 +216,13 @@ fn a_model_without_gradients_has_a_norm_of_0() {
     }
     assert!(before == parameter_bits(&frozen));
     assert_eq!(clip_grad_norm(&mut Stack(Vec::new()), 1.0).unwrap().item().unwrap(), 0.0);
+}
+
+#[test]
+fn a_warm_up_that_is_longer_than_the_run_ends_with_the_run() {
+    let schedule = CosineSchedule::new(1.0, 8, 4, 0.125).unwrap();
+    let rates = [0, 1, 2, 3, 4, 7, 8, 9, u64::MAX].map(|step| schedule.lr(step));
+    assert_eq!(rates, [0.125, 0.25, 0.375, 0.5, 0.125, 0.125, 0.125, 0.125, 0.125]);
 }
 
 #[test]

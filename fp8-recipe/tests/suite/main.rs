@@ -6,6 +6,7 @@ use fp8_recipe::fp8_kernels::Device;
 mod agreement;
 mod support;
 
+mod amax_rules;
 mod by_name;
 mod custom_recipes;
 mod dropped_slots;
@@ -16,7 +17,9 @@ mod lone_ranks;
 mod models;
 mod new_recipes;
 mod options;
+mod powers_of_two;
 mod properties;
+mod quantizer;
 #[cfg(feature = "toml")]
 mod recipe_files;
 mod replay;

@@ -7,6 +7,7 @@ use fp8_recipe::fp8_kernels::{CudaAllocator, CudaOptions, Device};
 mod agreement;
 mod support;
 
+mod amax_rules;
 mod by_name;
 mod custom_recipes;
 mod dropped_slots;
@@ -16,7 +17,9 @@ mod groups;
 mod models;
 mod new_recipes;
 mod options;
+mod powers_of_two;
 mod properties;
+mod quantizer;
 mod recorded;
 mod replay;
 mod report;

@@ -153,7 +153,8 @@ fn every_mistake_is_named() {
         ),
         (
             "recipe = \"delayed\"\namax_compute_algo = \"mean\"",
-            "amax_compute_algo = \"mean\": expected \"max\" or \"most_recent\"",
+            "amax_compute_algo = \"mean\": expected \"max\", \"most_recent\", \"max_of_last(n)\" or \
+             \"average(decay)\"",
         ),
         (
             "recipe = \"delayed\"\nscaling_factor_compute_algo = 1",

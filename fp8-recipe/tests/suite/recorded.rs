@@ -3,8 +3,8 @@
 use crate::support::{device, forward, grad, input, short, step, weight};
 use fp8_recipe::fp8_kernels::{Tensor, ops};
 use fp8_recipe::{
-    CurrentScaling, CustomRecipe, DelayedScaling, GemmSlots, Recipe, Result, Scaling, ScalingState,
-    SlotUpdate,
+    AmaxComputeAlgo, CurrentScaling, CustomRecipe, DelayedScaling, GemmSlots, Recipe, Result, Scaling,
+    ScalingState, SlotUpdate,
 };
 
 fn by_name() -> Recipe {
@@ -19,9 +19,9 @@ fn by_name() -> Recipe {
 }
 
 /// Both passes of a step in which every slot of three layers runs on `x`.
-fn queue(scaling: &mut Scaling, x: &Tensor) -> Result<()> {
+fn queue(scaling: &mut Scaling, recipe: &Recipe, x: &Tensor) -> Result<()> {
     let mut origins = Vec::new();
-    let mut cx = scaling.autocast(&by_name())?;
+    let mut cx = scaling.autocast(recipe)?;
     for layer in ["a", "b", "c"] {
         for slot in [input(layer), weight(layer)] {
             ops::quantize(x, &cx.slot(&slot)?)?;
@@ -36,22 +36,22 @@ fn queue(scaling: &mut Scaling, x: &Tensor) -> Result<()> {
     cx.commit()
 }
 
-fn train(is_recorded: bool) -> ScalingState {
+fn train(is_recorded: bool, recipe: &Recipe) -> ScalingState {
     let model = ["a", "b", "c"].map(GemmSlots::new).to_vec();
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut x = Tensor::from_vec(vec![1.0f32, -0.5], [1, 2], &device()).unwrap();
-    queue(&mut scaling, &x).unwrap();
+    queue(&mut scaling, recipe, &x).unwrap();
     let mut graph = None;
     if is_recorded {
-        graph = Some(device().capture(|| queue(&mut scaling, &x)).unwrap().0); // this runs the step, too
+        graph = Some(device().capture(|| queue(&mut scaling, recipe, &x)).unwrap().0); // this runs the step, too
     } else {
-        queue(&mut scaling, &x).unwrap();
+        queue(&mut scaling, recipe, &x).unwrap();
     }
-    for amax in [3.0f32, 0.25, 8.0] {
+    for amax in [3.0f32, 8.0, 0.25] {
         x.write(&[amax, 0.125], "x").unwrap();
         match &mut graph {
             Some(graph) => graph.replay().unwrap(),
-            None => queue(&mut scaling, &x).unwrap(),
+            None => queue(&mut scaling, recipe, &x).unwrap(),
         }
     }
     scaling.state().unwrap()
@@ -59,12 +59,25 @@ fn train(is_recorded: bool) -> ScalingState {
 
 #[test]
 fn recipes_by_name_are_recorded() {
-    let [eager, recorded] = [train(false), train(true)];
+    let [eager, recorded] = [false, true].map(|is_recorded| train(is_recorded, &by_name()));
     assert_eq!(eager.arenas.len(), 4);
     // In both arenas only their own slots have run.
     let newest = [0, 2].map(|arena| eager.arenas[arena].amax_history[2].as_slice());
-    assert_eq!(newest, [[0.0, 0.0, 8.0, 8.0, 0.0, 0.0], [8.0, 0.0, 0.0, 0.0, 0.0, 0.0]]);
+    assert_eq!(newest, [[0.0, 0.0, 0.25, 0.25, 0.0, 0.0], [0.25, 0.0, 0.0, 0.0, 0.0, 0.0]]);
     assert_eq!(eager, recorded);
+}
+
+#[test]
+fn named_amax_rules_are_recorded() {
+    // The amaxes are 1, 1, 3, 8, 0.25. The average is 1; 0.5 · 1 + 0.5 · 3 = 2; then 5; then 2.625.
+    let average = AmaxComputeAlgo::Average { decay: 0.5 };
+    for (amax_compute_algo, chosen) in [(AmaxComputeAlgo::MaxOfLast(2), 8.0), (average, 2.625)] {
+        let recipe = Recipe::from(DelayedScaling { amax_compute_algo, ..short() });
+        let [eager, recorded] = [false, true].map(|is_recorded| train(is_recorded, &recipe));
+        assert_eq!(eager.arenas[0].scale, [448.0 / chosen; 6]);
+        assert_eq!(eager.arenas[0].amax_history[1], [8.0; 6]);
+        assert_eq!(eager, recorded);
+    }
 }
 
 #[derive(Debug)]

@@ -80,7 +80,7 @@ fn a_report_is_a_line_that_names_what_went_wrong() {
     assert!(scaling.slot_reports().unwrap().is_empty());
     step(&mut scaling, &recipe, &input("a"), &[448.0]).unwrap(); // scale 1
     let line = |scaling: &Scaling| report(scaling, &input("a")).to_string();
-    let calm = format!("{} (forward): amax 0, scale 1", input("a").name());
+    let calm = format!("{} (forward): amax 0, scale 1, scales not powers of two", input("a").name());
     assert_eq!(line(&scaling), calm);
     scaling.set_counting(true);
     step(&mut scaling, &recipe, &input("a"), &[448.0, 1.0]).unwrap();

@@ -76,8 +76,10 @@ fn a_longer_history_gets_zeros_on_its_old_side_a_shorter_one_keeps_the_newest_ro
         let mut resumed = scaling(&["a"]);
         resumed.load_state(&saved.state().unwrap()).unwrap();
         resumed.autocast(&with_len(len)).unwrap().discard().unwrap();
-        assert_eq!(slot_state(&resumed, &input("a")), (scale, window.to_vec()), "length {len}");
-        assert_eq!(updates(&resumed, Direction::Forward), [3]);
+        assert_eq!(slot_states(&resumed, &input("a"))[0], (scale, window.to_vec()), "length {len}");
+        // The arena of another length is another recipe's, which may be used as well.
+        let expected = if len == 4 { vec![3] } else { vec![0, 3] };
+        assert_eq!(updates(&resumed, Direction::Forward), expected, "length {len}");
     }
 }
 

@@ -52,6 +52,68 @@ fn an_amax_that_says_nothing_keeps_the_scale() {
     }
 }
 
+/// The example of [`CustomScale`], which divides by the amax. It fails if it is called with anything but a finite amax > 0.
+fn half() -> ScalingFactorComputeAlgo {
+    scale("half", |amax, _, fp8_max, _| {
+        assert!(amax.is_finite() && amax > 0.0, "called with {amax}");
+        0.5 * fp8_max / amax
+    })
+}
+
+#[test]
+fn a_scale_function_never_sees_an_amax_of_zero_or_one_that_is_not_finite() {
+    let nothing =
+        |value: f32| amax("nothing", move |window: &[f32]| if window[3] == 3.5 { 3.5 } else { value });
+    for algo in [
+        AmaxComputeAlgo::Max,
+        AmaxComputeAlgo::MostRecent,
+        AmaxComputeAlgo::MaxOfLast(1),
+        AmaxComputeAlgo::Average { decay: 0.5 },
+        nothing(0.0),
+        nothing(-1.0),
+        nothing(f32::NAN),
+        nothing(f32::INFINITY),
+    ] {
+        let recipe = || DelayedScaling {
+            amax_compute_algo: algo.clone(),
+            scaling_factor_compute_algo: half(),
+            ..short()
+        };
+        let everything = DelayedScaling { record_non_finite: true, ..recipe() };
+        for (recipe, unset) in [
+            (recipe(), -1.0),
+            (recipe().with_te_rules(), 1.0),
+            (recipe().with_jax_rules(), 1.0),
+            (everything, -1.0),
+        ] {
+            let (mut scaling, recipe) = (scaling(&["fc"]), Recipe::from(recipe));
+            for (newest, expected) in
+                [(0.0, unset), (3.5, 64.0), (0.0, 64.0), (f32::INFINITY, 64.0), (0.0, 64.0), (3.5, 64.0)]
+            {
+                step(&mut scaling, &recipe, &input("fc"), &[newest]).unwrap();
+                assert_eq!(slot_state(&scaling, &input("fc")).0, expected, "{recipe}: {newest}");
+            }
+        }
+        let mut quantizer = Quantizer::new(recipe(), Direction::Forward, &device()).unwrap();
+        for newest in [0.0, 3.5, 0.0] {
+            quantizer.quantize(&Tensor::from_vec(vec![newest], [1], &device()).unwrap()).unwrap();
+        }
+        assert_eq!(quantizer.scale().unwrap(), 64.0);
+    }
+}
+
+#[test]
+fn a_recipe_that_starts_from_amaxes_of_zeros_never_asks_its_scale_function() {
+    let mut scaling = scaling(&["fc"]);
+    step(&mut scaling, &short().into(), &input("fc"), &[0.0]).unwrap();
+    let recipe = Recipe::from(DelayedScaling { scaling_factor_compute_algo: half(), ..short() });
+    scaling.autocast(&recipe).unwrap().commit().unwrap();
+    let states = slot_states(&scaling, &input("fc"));
+    assert!(states.iter().all(|(scale, _)| *scale == -1.0), "{states:?}");
+    step(&mut scaling, &recipe, &input("fc"), &[3.5]).unwrap();
+    assert_eq!(crate::support::of_recipe(&scaling, "half", &input("fc")).0, 64.0);
+}
+
 #[test]
 fn a_scale_function_gets_amax_old_scale_largest_value_and_recipe() {
     let function = |amax: f32, old: f32, fp8_max: f32, recipe: &DelayedScaling| {
@@ -176,20 +238,23 @@ fn a_tensor_alone_with_its_quantizer() {
     let device = device();
     let x = |amax: f32| Tensor::from_vec(vec![amax, 0.5], [2], &device).unwrap();
     let mut quantizer = Quantizer::new(short(), Direction::Backward, &device).unwrap();
-    assert_eq!((quantizer.scale().unwrap(), quantizer.amax_history().unwrap()), (1.0, vec![0.0; 3]));
+    assert_eq!((quantizer.scale().unwrap(), quantizer.amax_history().unwrap()), (1.0, vec![0.0; 4]));
     let scales = [1.0, 4.0, 2.0].map(|amax| crate::support::scale_of(&quantizer.quantize(&x(amax)).unwrap()));
     assert_eq!(scales, [57344.0, 57344.0, 14336.0]); // its own first; then what came before
     assert_eq!(
         (quantizer.scale().unwrap(), quantizer.amax_history().unwrap()),
-        (14336.0, vec![1.0, 4.0, 2.0])
+        (14336.0, vec![0.0, 1.0, 4.0, 2.0])
     );
 
     let mut quantizer = Quantizer::new(picky(), Direction::Forward, &device).unwrap();
     quantizer.quantize(&x(1.0)).unwrap();
     assert!(message(quantizer.quantize(&x(11.0))).starts_with("scale policy `picky`"));
-    assert_eq!((quantizer.scale().unwrap(), quantizer.amax_history().unwrap()), (2.0, vec![0.0, 0.0, 1.0]));
+    assert_eq!(
+        (quantizer.scale().unwrap(), quantizer.amax_history().unwrap()),
+        (2.0, vec![0.0, 0.0, 0.0, 1.0])
+    );
     quantizer.quantize(&x(3.0)).unwrap();
-    assert_eq!(quantizer.amax_history().unwrap(), [0.0, 1.0, 3.0]);
+    assert_eq!(quantizer.amax_history().unwrap(), [0.0, 0.0, 1.0, 3.0]);
 
     let recipe = DelayedScaling { fp8_format: Format::E4M3, ..short() };
     let quantizer = Quantizer::new(recipe, Direction::Backward, &device).unwrap();

@@ -149,6 +149,11 @@ impl Buffer {
         each!(self, data => data.set_memory_kind(kind));
     }
 
+    /// The address of the elements.
+    pub(crate) fn address(&self) -> u64 {
+        each!(self, data => Arc::as_ptr(data).cast::<()>().addr() as u64)
+    }
+
     pub(crate) fn holders(&self) -> usize {
         each!(self, data => Arc::strong_count(data) - 1)
     }

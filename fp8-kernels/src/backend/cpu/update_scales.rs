@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 /// What one slot becomes.
 pub(crate) enum Change {
     Rest { non_finite: bool },
-    Roll { amax: f32, scale: f32 },
+    Roll { amax: f32, scale: f32, cast_scale: f32 },
 }
 
 /// Numbers of an arena in host memory: its own, or copies of a device's. Positions lie within them.
@@ -41,6 +41,8 @@ pub(crate) struct Table<'a, V: ?Sized> {
     /// `[rows][slots]`.
     history: &'a V,
     scale: &'a V,
+    /// [`Arena::cast_scales`].
+    cast_scale: &'a V,
     rows: usize,
     slots: usize,
     rest: f32,
@@ -49,10 +51,15 @@ pub(crate) struct Table<'a, V: ?Sized> {
 }
 
 impl<'a, V: Values + ?Sized> Table<'a, V> {
-    /// Of `arena`, whose numbers stand in `history` and `scale`.
-    pub(crate) fn new(arena: &Arena, update: &ScaleUpdate<'_>, history: &'a V, scale: &'a V) -> Self {
+    /// Creates the table of `arena`, whose numbers are stored in `history`, `scale` and `cast_scale`.
+    pub(crate) fn new(
+        arena: &Arena,
+        update: &ScaleUpdate<'_>,
+        [history, scale, cast_scale]: [&'a V; 3],
+    ) -> Self {
         let (rows, rest) = (arena.options().history_len, arena.options().rest);
-        Self { history, scale, rows, slots: arena.slots(), rest, recompute: recompute(arena, update) }
+        let (slots, recompute) = (arena.slots(), recompute(arena, update));
+        Self { history, scale, cast_scale, rows, slots, rest, recompute }
     }
 
     /// What all slots become; changes nothing.
@@ -74,11 +81,14 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
                     if self.scale.at(slot) < 0.0 {
                         self.scale.put(slot, UNSET);
                     }
+                    if self.cast_scale.at(slot) > 0.0 {
+                        self.cast_scale.put(slot, self.scale.at(slot));
+                    }
                     if non_finite {
                         skipped(slot);
                     }
                 }
-                Change::Roll { amax, scale } => {
+                Change::Roll { amax, scale, cast_scale } => {
                     for row in 1..self.rows.saturating_sub(1) {
                         self.history.put(self.cell(row, slot), self.history.at(self.cell(row + 1, slot)));
                     }
@@ -86,6 +96,7 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
                         self.history.put(self.cell(self.rows - 1, slot), amax);
                     }
                     self.scale.put(slot, scale);
+                    self.cast_scale.put(slot, cast_scale);
                     rolled(slot);
                 }
             }
@@ -106,37 +117,51 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
             return Ok(Change::Rest { non_finite: true });
         }
         let stored = self.scale.at(slot);
-        let first = stored < 0.0;
-        if !self.recompute && !first {
-            return Ok(Change::Roll { amax: newest, scale: stored });
+        let is_determined = self.cast_scale.at(slot) > 0.0;
+        let kept = if is_determined { stored } else { UNSET };
+        if !self.recompute && stored >= 0.0 {
+            return Ok(Change::Roll { amax: newest, scale: stored, cast_scale: kept });
         }
         let window = (1..self.rows).map(|row| self.history.at(self.cell(row, slot)));
-        Ok(Change::Roll { amax: newest, scale: scale(update, window, newest, stored)? })
+        let amax = chosen(update, window, newest);
+        let scale = scale(update, amax, stored)?;
+        // By its first scale from a recorded amax, the slot's tensors of this scope are quantized again.
+        let cast_scale = if is_determined || !is_usable(amax) { kept } else { scale };
+        Ok(Change::Roll { amax: newest, scale, cast_scale })
     }
 }
 
-/// The scale for a window and its newest amax. `stored` is what the slot has so far, negative where it has none for good.
-pub(crate) fn scale(
-    update: &ScaleUpdate<'_>,
-    window: impl Iterator<Item = f32>,
-    newest: f32,
-    stored: f32,
-) -> Result<f32> {
-    let amax = match update.amax {
+/// Returns the amax that an update takes from a window and its newest amax.
+pub(crate) fn chosen(update: &ScaleUpdate<'_>, window: impl DoubleEndedIterator<Item = f32>, newest: f32) -> f32 {
+    match update.amax {
         AmaxRule::Max => window.fold(newest, f32::max),
         AmaxRule::MostRecent => newest,
+        AmaxRule::MaxOfLast(n) => window.rev().take(n.saturating_sub(1)).fold(newest, f32::max),
+        AmaxRule::Average { decay } => {
+            let amaxes = window.chain([newest]).filter(|&amax| amax > 0.0);
+            let average = amaxes.reduce(|average, amax| (decay * average) + ((1.0 - decay) * amax));
+            average.map_or(newest, |average| average.max(newest))
+        }
         AmaxRule::Custom(function) => {
             let mut window: Vec<f32> = window.collect();
             window.push(newest);
             function(&window)
         }
-    };
-    // A slot is calibrated from its first finite amax > 0; before that it stays unset.
-    let first = stored < 0.0;
-    if first && !(amax.is_finite() && amax > 0.0) {
-        return Ok(UNSET);
     }
-    update.rule.scale(amax, if first { 1.0 } else { stored })
+}
+
+/// Returns the scale for an amax. `stored` is the slot's scale so far, which is negative if no recorded amax has determined it.
+pub(crate) fn scale(update: &ScaleUpdate<'_>, amax: f32, stored: f32) -> Result<f32> {
+    if !is_usable(amax) {
+        // A slot is calibrated from its first finite amax > 0; before that it stays unset.
+        return Ok(stored.max(UNSET));
+    }
+    update.rule.scale(amax, if stored < 0.0 { 1.0 } else { stored })
+}
+
+/// Returns whether a scale can be computed from an amax.
+fn is_usable(amax: f32) -> bool {
+    amax.is_finite() && amax > 0.0
 }
 
 /// Whether the arena's next update recomputes scales that slots already have.
@@ -168,5 +193,7 @@ pub(crate) fn check_scales(arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()
 
 fn table<'a>(arena: &'a Arena, update: &ScaleUpdate<'_>) -> Result<Table<'a, [AtomicI32]>> {
     let op = "update_scales";
-    Ok(Table::new(arena, update, arena.cpu_history(op)?, arena.scale_cells().cpu(op)?))
+    let scales = [arena.scale_cells(), arena.cast_scale_cells()];
+    let [scale, cast_scale] = [scales[0].cpu(op)?, scales[1].cpu(op)?];
+    Ok(Table::new(arena, update, [arena.cpu_history(op)?, scale, cast_scale]))
 }

@@ -110,6 +110,7 @@ mod tests {
                 backward: kind == "grad_output",
                 amax: (1 + layer) as f32,
                 scale: 1.0,
+                has_powers_of_two: false,
                 saturated: 10 * step as u64,
                 underflowed: 0,
                 elements: 1000 * step as u64,

@@ -15,6 +15,8 @@ const UNDERFLOWED_NOTE: &str =
     "Values below half the smallest of the format, which are stored as zero, by kind of tensor.";
 const BARS_NOTE: &str = "Saturated and underflowed values of each tensor over the whole training. Each of the two \
                          columns has a scale of its own.";
+const MARK_NOTE: &str =
+    " Tensors with * have scales that are not rounded to powers of two, so dequantizing their codes rounds.";
 const NAN_NOTE: &str = "Tensors that held NaN when they were quantized. NaN is stored as NaN and changes no scale. It \
                         spreads through every product.";
 
@@ -95,6 +97,9 @@ pub(super) fn bars(telemetry: &Telemetry) -> String {
         slots.truncate(MAX_BARS);
         let _ = write!(note, " These are the {MAX_BARS} of {all} tensors that lose most.");
     }
+    if slots.iter().any(|slot| !slot.has_powers_of_two) {
+        note += MARK_NOTE;
+    }
     type Share = fn(&SlotState) -> f64;
     let columns: [(&str, Color, Share); 2] = [
         ("saturated, % of values", Color::Orange, SlotState::saturated_share),
@@ -107,7 +112,8 @@ pub(super) fn bars(telemetry: &Telemetry) -> String {
     html += "</div>\n";
     let most = columns.map(|(_, _, share)| slots.iter().map(|slot| share(slot)).fold(0.0, f64::max));
     for slot in slots {
-        let _ = write!(html, "<div><span>{}</span>", escape(&slot.name));
+        let mark = if slot.has_powers_of_two { "" } else { " *" };
+        let _ = write!(html, "<div><span>{}{mark}</span>", escape(&slot.name));
         for ((_, color, share), most) in columns.into_iter().zip(most) {
             let value = share(slot);
             let width = 100.0 * value / most.max(f64::MIN_POSITIVE);
@@ -148,6 +154,7 @@ mod tests {
             backward: false,
             amax: 1.0,
             scale: 2.0,
+            has_powers_of_two: true,
             saturated: 0,
             underflowed: 0,
             elements: 4096,
@@ -169,6 +176,16 @@ mod tests {
         assert!(found.contains("<tr><th>fc2.input</th><td>1,234</td><td>4,096</td></tr>"), "{found}");
         assert!(!found.contains("<tr><th>fc1.input"), "{found}");
         assert_eq!(nan(&telemetry(vec![slot("fc1.input", 0)])), "");
+    }
+
+    #[test]
+    fn tensors_whose_scales_are_not_powers_of_two_are_marked() {
+        let rounded = slot("fc1.input", 0);
+        let other = SlotState { has_powers_of_two: false, ..slot("fc2.input", 0) };
+        assert!(!bars(&telemetry(vec![rounded.clone()])).contains(MARK_NOTE));
+        let found = bars(&telemetry(vec![rounded, other]));
+        assert!(found.contains("fc1.input</span>") && found.contains("fc2.input *</span>"), "{found}");
+        assert!(found.contains(MARK_NOTE), "{found}");
     }
 
     #[test]

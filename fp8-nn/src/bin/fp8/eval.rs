@@ -8,6 +8,7 @@ use crate::options::count;
 use crate::progress::{Unit, spin, watch};
 use crate::table::{bytes, count as counted, quoted};
 use crate::text_input::read_text;
+use crate::windows::{StartToken, Windows};
 use clap::Args;
 use fp8_nn::hf::{Folder, Tokenizer};
 use fp8_nn::{TokenLosses, token_losses};
@@ -21,10 +22,10 @@ Example:
   fp8 eval SmolLM2-135M --text book.txt
   fp8 eval SmolLM2-135M-FP8 --text book.txt
 
-The text is cut into windows of --seq-length tokens. The model reads each from its start and predicts every token but the \
-first. The loss is the mean of their losses in nats, the perplexity exp(loss). No special tokens are added. Compare models with \
-the same text, tokenizer and --seq-length only. An evaluation has no history of amaxes: the recipes delayed and te-v0 compute as \
-current scaling does.";
+The text is encoded as a whole, with the tokens that the tokenizer adds, and cut into windows of --seq-length tokens. The model \
+reads each from its start and predicts every token but the first. The loss is the mean of their losses in nats, the perplexity \
+exp(loss). Compare models with the same text, tokenizer, --seq-length and --start-token only. An evaluation has no history of \
+amaxes: the recipe delayed computes as current scaling does; te-v0, and others with calibrate_first_step = false, with scale 1.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Eval {
@@ -40,6 +41,11 @@ pub(crate) struct Eval {
     /// Tokens in a window (default: 512, or the longest sequence of the model if that is shorter)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     seq_length: Option<usize>,
+    /// Where the token goes that the tokenizer puts in front of a text, if it does: first (in front of the text, as transformers
+    /// encodes it: later windows begin in the middle of the text), each (in front of each window, which then has fewer tokens of
+    /// the text) or none
+    #[arg(long, value_name = "first|each|none", default_value = "first", value_parser = StartToken::parse, conflicts_with = "ids")]
+    start_token: StartToken,
     /// Stops after N windows (default: the whole text)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     windows: Option<usize>,
@@ -76,15 +82,15 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
         let text = options.text.as_deref().map(|path| read_text("--text", path)).transpose()?;
         let opened = spin("opening", || options.model.open())?;
         let windows = spin("reading the text", || options.read_windows(text.as_deref(), &opened.folder))?;
-        let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
+        let longest = windows.tokens.iter().map(Vec::len).max().unwrap_or_default();
         let mut loaded = spin("loading the model", || options.model.load(opened, longest))?;
         let start = Instant::now();
         let losses = {
             let mut cx = loaded.scaling.eval(&loaded.recipe).map_err(fp8_nn::Error::from)?;
-            watch(Unit::Tokens, |monitor| token_losses(&loaded.model, &mut cx, &windows, monitor))?
+            watch(Unit::Tokens, |monitor| token_losses(&loaded.model, &mut cx, &windows.tokens, monitor))?
         };
         let time = start.elapsed();
-        if losses.windows.len() < windows.len() {
+        if losses.windows.len() < windows.tokens.len() {
             return Err(Failure::Interrupted);
         }
         let done = Done { options, loaded: &loaded, windows: &windows, losses: &losses, time };
@@ -92,14 +98,14 @@ pub(crate) fn run(options: &Eval) -> Result<String, Failure> {
         let is_finite = options.expect_finite(&losses);
         if let Some(file) = file {
             // It shows where losses are not finite.
-            file.finish(&csv(&windows, &losses), if is_finite.is_ok() { &result } else { "" })?;
+            file.finish(&csv(&windows.tokens, &losses), if is_finite.is_ok() { &result } else { "" })?;
         }
         is_finite.map(|()| result)
     })
 }
 
 impl Eval {
-    fn read_windows(&self, text: Option<&str>, folder: &Folder) -> Result<Vec<Vec<i32>>, Failure> {
+    fn read_windows(&self, text: Option<&str>, folder: &Folder) -> Result<Windows, Failure> {
         let config = &folder.config;
         let longest = config.longest_sequence();
         let mut windows = match (text, &self.ids) {
@@ -111,20 +117,19 @@ impl Eval {
                     )));
                 }
                 let tokenizer = Tokenizer::open(folder.path(), config.vocab_size)?;
-                let tokens = match self.windows {
-                    Some(windows) => tokenizer.encode_start(text, windows.saturating_mul(seq))?,
-                    None => tokenizer.encode(text, false)?,
-                };
-                tokens.chunks(seq).filter(|window| window.len() > 1).map(<[i32]>::to_vec).collect()
+                Windows::of_text(&tokenizer, text, self.start_token, seq, self.windows)?
             }
-            (None, Some(path)) => read_ids(path, config, self.windows.unwrap_or(usize::MAX))?,
-            (None, None) => Vec::new(),
+            (None, Some(path)) => {
+                let tokens = read_ids(path, config, self.windows.unwrap_or(usize::MAX))?;
+                Windows { tokens, start: None, sentence: None }
+            }
+            (None, None) => Windows { tokens: Vec::new(), start: None, sentence: None },
         };
-        if windows.is_empty() {
+        if windows.tokens.is_empty() {
             let text = "--text: it has fewer than 2 tokens: there is nothing to predict; give a longer text";
             return Err(Failure::input(text));
         }
-        windows.truncate(self.windows.unwrap_or(usize::MAX));
+        windows.tokens.truncate(self.windows.unwrap_or(usize::MAX));
         Ok(windows)
     }
 
@@ -163,14 +168,14 @@ fn csv(windows: &[Vec<i32>], losses: &TokenLosses) -> String {
 struct Done<'a> {
     options: &'a Eval,
     loaded: &'a Loaded,
-    windows: &'a [Vec<i32>],
+    windows: &'a Windows,
     losses: &'a TokenLosses,
     time: Duration,
 }
 
 impl Done<'_> {
     fn tokens(&self) -> usize {
-        self.windows.iter().map(Vec::len).sum()
+        self.windows.tokens.iter().map(Vec::len).sum()
     }
 
     /// Tokens that the model reads in a second. It does not read the last one of a window, from which nothing is predicted.
@@ -182,8 +187,9 @@ impl Done<'_> {
         let value = json!({
             "model": self.options.model.model.display().to_string(),
             "arithmetic": self.options.model.arithmetic(self.loaded),
-            "windows": self.windows.len(),
-            "seq_length": self.windows.first().map(Vec::len),
+            "windows": self.windows.tokens.len(),
+            "seq_length": self.windows.tokens.first().map(Vec::len),
+            "start_token": self.windows.start.map(StartToken::name),
             "tokens": self.tokens(),
             "predicted": self.losses.count(),
             "loss": self.losses.mean(),
@@ -203,12 +209,15 @@ impl Done<'_> {
             self.options.model.model.display(),
             self.options.model.arithmetic(self.loaded),
             counted(self.losses.count(), "token"),
-            counted(self.windows.len(), "window"),
-            self.windows.first().map_or(0, Vec::len),
+            counted(self.windows.tokens.len(), "window"),
+            self.windows.tokens.first().map_or(0, Vec::len),
             self.speed(),
         );
         if let Some(peak) = peak_memory() {
             let _ = write!(text, ", at most {} of memory", bytes(peak));
+        }
+        if let Some(sentence) = &self.windows.sentence {
+            let _ = write!(text, "\n{sentence}");
         }
         text + "\n"
     }

@@ -29,6 +29,7 @@ mod quantize;
 mod report;
 mod table;
 mod text_input;
+mod windows;
 
 use failure::Failure;
 use options::{Command, Request};

@@ -17,8 +17,8 @@ pub(crate) struct ModelOptions {
     pub(crate) model: PathBuf,
     /// How weights and inputs are quantized: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM quantizes them), off
     /// (FP8 weights are dequantized, inputs are not quantized), or quantized again (after dequantizing FP8 weights) with current,
-    /// rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed or te-v0 (which have no history here and compute as current does), or
-    /// a file *.toml
+    /// rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed (which has no history here and computes as current does), te-v0 (whose
+    /// scales are all 1 without a history), or a file *.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "checkpoint", value_parser = RecipeName::parse)]
     recipe: RecipeName,
     /// Type of weights and activations where they are not FP8: f32, bf16 or f16
@@ -173,10 +173,7 @@ impl ModelOptions {
                     _ => loaded.recipe.to_string(),
                 };
                 let mut text = format!("recipe {}", shortened(&name));
-                let full = loaded.recipe.to_string();
-                if ["delayed", "te-v0"].iter().any(|name| full.starts_with(name)) {
-                    text += " without history (same as current scaling)";
-                }
+                text += without_history(&loaded.recipe);
                 if quantization.is_some() {
                     text += ", FP8 weights dequantized first";
                 }
@@ -184,6 +181,18 @@ impl ModelOptions {
             }
         };
         format!("{}, {recipe}, {}", self.dtype, self.device)
+    }
+}
+
+/// Describes how a recipe computes without earlier steps, if that differs from what its name says.
+fn without_history(recipe: &Recipe) -> &'static str {
+    match (recipe.starts_at_one(), recipe.calibrates_first_step()) {
+        (false, false) => "",
+        (false, true) => " without history (each tensor takes its own scale)",
+        (true, false) => " without history (scale 1: it does not calibrate the first step)",
+        (true, true) => {
+            " without history (scale 1 where the first step is not calibrated, else each tensor takes its own scale)"
+        }
     }
 }
 

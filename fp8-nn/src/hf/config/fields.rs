@@ -7,41 +7,41 @@ const MAX_SIZE: u64 = 1 << 40;
 
 /// An object, with the path that errors put in front of a field's name.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(in crate::hf) struct Fields<'a> {
     map: &'a Map<String, Value>,
     path: &'a str,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(map: &'a Map<String, Value>, path: &'a str) -> Self {
+    pub(in crate::hf) fn new(map: &'a Map<String, Value>, path: &'a str) -> Self {
         Self { map, path }
     }
 
-    pub(super) fn keys(self) -> impl Iterator<Item = &'a str> {
+    pub(in crate::hf) fn keys(self) -> impl Iterator<Item = &'a str> {
         self.map.keys().map(String::as_str)
     }
 
-    pub(super) fn get(self, key: &str) -> Option<&'a Value> {
+    pub(in crate::hf) fn get(self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
     /// Returns whether the field is there, `null` or not.
-    pub(super) fn has(self, key: &str) -> bool {
+    pub(in crate::hf) fn has(self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
     /// Returns the path for the fields of the object in `key`.
-    pub(super) fn path_of(self, key: &str) -> String {
+    pub(in crate::hf) fn path_of(self, key: &str) -> String {
         format!("{}{key}.", self.path)
     }
 
     /// Returns the error that this field is not what was expected.
-    pub(super) fn wrong(self, key: &str, expected: &str) -> String {
+    pub(in crate::hf) fn wrong(self, key: &str, expected: &str) -> String {
         let found = self.get(key).map_or("nothing".to_owned(), shortened);
         format!("`{}{key}` is {found}: expected {expected}", self.path)
     }
 
-    pub(super) fn size(self, key: &str) -> Result<Option<usize>, String> {
+    pub(in crate::hf) fn size(self, key: &str) -> Result<Option<usize>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_u64().filter(|&number| number <= MAX_SIZE);
         let number = number.and_then(|number| usize::try_from(number).ok());
@@ -49,7 +49,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns a size that is present and greater than zero.
-    pub(super) fn required(self, key: &str) -> Result<usize, String> {
+    pub(in crate::hf) fn required(self, key: &str) -> Result<usize, String> {
         match self.size(key)? {
             Some(0) => Err(self.wrong(key, "at least 1")),
             Some(size) => Ok(size),
@@ -57,37 +57,37 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn float(self, key: &str) -> Result<Option<f64>, String> {
+    pub(in crate::hf) fn float(self, key: &str) -> Result<Option<f64>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_f64().filter(|number| number.is_finite());
         Ok(Some(number.ok_or_else(|| self.wrong(key, "a number"))?))
     }
 
     /// Returns a number that is greater than zero.
-    pub(super) fn positive(self, key: &str) -> Result<Option<f64>, String> {
+    pub(in crate::hf) fn positive(self, key: &str) -> Result<Option<f64>, String> {
         match self.float(key)? {
             Some(number) if number <= 0.0 => Err(self.wrong(key, "a number greater than 0")),
             number => Ok(number),
         }
     }
 
-    pub(super) fn flag(self, key: &str) -> Result<Option<bool>, String> {
+    pub(in crate::hf) fn flag(self, key: &str) -> Result<Option<bool>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
         Ok(Some(value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))?))
     }
 
-    pub(super) fn text(self, key: &str) -> Result<Option<&'a str>, String> {
+    pub(in crate::hf) fn text(self, key: &str) -> Result<Option<&'a str>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
         Ok(Some(value.as_str().ok_or_else(|| self.wrong(key, "a string"))?))
     }
 
-    pub(super) fn object(self, key: &str) -> Result<Option<&'a Map<String, Value>>, String> {
+    pub(in crate::hf) fn object(self, key: &str) -> Result<Option<&'a Map<String, Value>>, String> {
         let Some(value) = self.get(key) else { return Ok(None) };
         Ok(Some(value.as_object().ok_or_else(|| self.wrong(key, "an object"))?))
     }
 
     /// Returns a list of strings; absent is empty.
-    pub(super) fn texts(self, key: &str) -> Result<Vec<String>, String> {
+    pub(in crate::hf) fn texts(self, key: &str) -> Result<Vec<String>, String> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let texts = value.as_array().and_then(|list| {
             list.iter().map(|text| text.as_str().map(str::to_owned)).collect::<Option<Vec<String>>>()
@@ -96,7 +96,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns token ids: one integer, or a list of them.
-    pub(super) fn ids(self, key: &str) -> Result<Vec<u32>, String> {
+    pub(in crate::hf) fn ids(self, key: &str) -> Result<Vec<u32>, String> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = match self.get(key) {
             None => return Ok(Vec::new()),

@@ -1,5 +1,6 @@
 //! The text of a JSON object, in which one field is replaced and all others keep their bytes.
 
+use crate::json::end_of_string;
 use serde_json::Value;
 use std::ops::Range;
 
@@ -33,17 +34,11 @@ fn fields(text: &str) -> Vec<Field> {
     found
 }
 
-/// Returns the index behind the string that begins at `at`.
-fn end_of_string(bytes: &[u8], at: usize) -> usize {
-    let mut at = at + 1;
-    while let Some(&byte) = bytes.get(at) {
-        at += match byte {
-            b'"' => return at + 1,
-            b'\\' => 2,
-            _ => 1,
-        };
-    }
-    bytes.len()
+/// Returns the name of each field of the object that `text` holds, with the text of its value, in their order. The text must be
+/// valid JSON.
+#[cfg(feature = "tokenizer")]
+pub(in crate::hf) fn in_order(text: &str) -> impl Iterator<Item = (String, &str)> {
+    fields(text).into_iter().map(|field| (field.key, &text[field.value]))
 }
 
 /// Returns the index behind the value that begins at `at`.

@@ -213,7 +213,14 @@ fn the_arithmetic_is_described_in_few_words() {
     for (line, expected) in [
         ("eval model", "f32, recipe off, cpu"),
         ("eval model --recipe current", "f32, recipe current, cpu"),
-        ("eval model --recipe delayed", "f32, recipe delayed without history (same as current scaling), cpu"),
+        (
+            "eval model --recipe delayed",
+            "f32, recipe delayed without history (each tensor takes its own scale), cpu",
+        ),
+        (
+            "eval model --recipe te-v0",
+            "f32, recipe te-v0 without history (scale 1: it does not calibrate the first step), cpu",
+        ),
         (
             "eval fp8",
             "f32, FP8 weights as stored, one scale per channel; inputs dynamic, by token; 7 projections not quantized, cpu",
@@ -224,4 +231,44 @@ fn the_arithmetic_is_described_in_few_words() {
         let value = json(place.path(), &format!("{line} --text text.txt --windows 1 --json"));
         assert_eq!(value["arithmetic"].as_str(), Some(expected), "{line}");
     }
+}
+
+/// Scale 1 and the scale of each tensor give different losses. The words follow what is computed, not the name of the recipe.
+#[test]
+fn a_recipe_that_does_not_calibrate_its_first_step_says_that_it_computes_with_scale_1() {
+    let place = place();
+    let files = [
+        ("own.toml", "recipe = \"delayed\"\ncalibrate_first_step = false\n"),
+        ("mixed.toml", "recipe = \"delayed\"\n[[slots]]\npattern = \"*.weight\"\nrecipe = \"te-v0\"\n"),
+        ("calibrated.toml", "recipe = \"te-v0\"\ncalibrate_first_step = true\n"),
+    ];
+    for (name, text) in files {
+        fs::write(place.path().join(name), text).unwrap();
+    }
+    let eval = |recipe: &str| {
+        let value =
+            json(place.path(), &format!("eval model --text text.txt --windows 1 --json --recipe {recipe}"));
+        (value["loss"].as_f64().unwrap(), value["arithmetic"].as_str().unwrap().to_owned())
+    };
+    let [current, delayed, calibrated] = ["current", "delayed", "calibrated.toml"].map(eval);
+    assert_eq!(current.0, delayed.0);
+    assert!(delayed.1.contains("(each tensor takes its own scale)"), "{delayed:?}");
+    assert!(
+        calibrated.1.contains("calibrated.toml without history (each tensor takes its own scale)"),
+        "{calibrated:?}"
+    );
+    let [one, own, mixed] = ["te-v0", "own.toml", "mixed.toml"].map(eval);
+    // In forward, both have E4M3.
+    assert_eq!(own.0, one.0);
+    assert!([current.0, calibrated.0, mixed.0].iter().all(|&loss| loss != one.0) && mixed.0 != current.0);
+    assert!(
+        own.1.contains("own.toml without history (scale 1: it does not calibrate the first step)"),
+        "{own:?}"
+    );
+    let both = "without history (scale 1 where the first step is not calibrated, else each tensor takes its own scale)";
+    assert!(mixed.1.contains(both), "{mixed:?}");
+
+    let line = "generate model --prompt The --max-new-tokens 2 --recipe te-v0";
+    let (_, error) = done(place.path(), line);
+    assert!(error.contains("without history (scale 1: it does not calibrate the first step)"), "{error}");
 }

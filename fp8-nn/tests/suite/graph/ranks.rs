@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// `f` on each of two ranks that share the simulated GPU, or on the one rank that a real GPU holds.
-fn ranks<T: Send>(f: impl Fn(Group) -> T + Sync) -> Vec<T> {
+pub(super) fn ranks<T: Send>(f: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let world_size = unless_simulated(1, 2);
     if world_size > 1 {
         Control::open(&library_path().unwrap()).unwrap().set("nccl_shared", "1").unwrap();

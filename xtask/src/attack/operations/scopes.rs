@@ -23,7 +23,11 @@ pub(super) fn delayed(draw: &mut Draw) -> DelayedScaling {
         ..usual
     };
     if draw.once_in(3) {
-        recipe.amax_compute_algo = AmaxComputeAlgo::MostRecent;
+        recipe.amax_compute_algo = match draw.below(3) {
+            0 => AmaxComputeAlgo::MaxOfLast(draw.below(5)),
+            1 => AmaxComputeAlgo::Average { decay: draw.pick(&[0.1, 0.9]) },
+            _ => AmaxComputeAlgo::MostRecent,
+        };
     }
     if draw.once_in(4) {
         recipe.scaling_factor_compute_algo = ScalingFactorComputeAlgo::PowerOfTwo;

@@ -201,7 +201,9 @@ pub(super) fn update_scales(case: &mut Case<'_>) -> Option<()> {
     let halve = |window: &[f32]| window.iter().fold(0.0, |sum, amax| sum + amax) / 2.0;
     let amax = match case.draw.below(8) {
         0 => AmaxRule::Custom(&halve),
-        1..=3 => AmaxRule::MostRecent,
+        1 => AmaxRule::MostRecent,
+        2 => AmaxRule::MaxOfLast(case.draw.below(rows + 2)),
+        3 => AmaxRule::Average { decay: case.draw.pick(&[0.0, 0.1, 0.5, 0.9, 0.999, 1.0]) },
         _ => AmaxRule::Max,
     };
     let twice = |amax: f32, _: f32, max: f32| max / amax * 2.0;

@@ -11,7 +11,7 @@
 //! | FP8 weights that are kept as codes; FP8 inputs, too | 1e-5 |
 //! | tensors of the model, saved again | equal bytes |
 //! | `export/MODEL-*`: the same model quantized by this library | equal codes and weight scales; input scales 1e-5 |
-//! | `expected_tokens.json` beside a `tokenizer.json` | equal ids and texts |
+//! | `expected_tokens.json` beside a `tokenizer.json` | equal ids, with what the tokenizer adds, and texts |
 //!
 //! Models are loaded in f32 and run in high precision, unless the row says FP8. A comparison counts only if the files have
 //! something to compare with.
@@ -119,7 +119,7 @@ fn strings(folder: &Path) -> Check {
     let cases = fs::read(folder.join("expected_tokens.json")).map_err(text)?;
     let cases: Vec<Case> = serde_json::from_slice(&cases).map_err(text)?;
     for case in &cases {
-        let ids = tokenizer.encode(&case.text, false).map_err(text)?;
+        let ids = tokenizer.encode(&case.text, true).map_err(text)?;
         let all = tokenizer.decode_all(&case.ids).map_err(text)?;
         let without = tokenizer.decode(&case.ids).map_err(text)?;
         if ids != case.ids || all != case.decoded || without != case.decoded_without_special {

@@ -9,6 +9,7 @@ use std::cell::Cell;
 
 /// As the kernel.
 const SLOTS_PER_BLOCK: u64 = 8;
+const NO_AVERAGE: f32 = 0.0;
 
 pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
     if update.interval > 1 {
@@ -18,27 +19,33 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
         )?;
     }
     let op = "update_scales";
-    let (amax, rule) = match (update.amax, RuleArgs::new(update.rule)) {
-        (AmaxRule::Max, Some(rule)) => (0, rule),
-        (AmaxRule::MostRecent, Some(rule)) => (1, rule),
-        _ => return on_host(gpu, arena, update),
-    };
     let (slots, rows) = (arena.slots() as u64, arena.options().history_len as u64);
+    // How many of the newest amaxes the maximum covers. An average is at least the newest.
+    let newest = match update.amax {
+        AmaxRule::Max => rows,
+        AmaxRule::MostRecent | AmaxRule::Average { .. } => 1,
+        AmaxRule::MaxOfLast(n) => n as u64,
+        AmaxRule::Custom(_) => return on_host(gpu, arena, update),
+    };
+    let decay = if let AmaxRule::Average { decay } = update.amax { decay } else { NO_AVERAGE };
+    let Some(rule) = RuleArgs::new(update.rule) else { return on_host(gpu, arena, update) };
     let history = arena.cuda_history(op)?;
-    let cells = [arena.scale_cells().cuda(op)?.ptr(), arena.skipped_counts().cuda(op)?];
+    let scales = [arena.scale_cells().cuda(op)?, arena.cast_scale_cells().cuda(op)?];
     let (clock, last_updates) = arena.update_counts();
     let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
     let args = args![
         history,
-        cells[0],
-        cells[1],
+        scales[0],
+        scales[1],
+        arena.skipped_counts().cuda(op)?,
         clock.cuda(op)?,
         last_updates.cuda(op)?,
         slots,
         rows,
         arena.options().rest,
         i32::from(recompute(arena, update)),
-        amax,
+        newest,
+        decay,
         i32::from(update.record_non_finite),
         rule.kind,
         rule.fp8_max,
@@ -49,30 +56,29 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     // A thread takes eight rows at a time; a short window needs few threads.
     let threads = rows.clamp(1, 1024).next_multiple_of(32) as u32;
     let grid = Grid::new(op, slots.div_ceil(SLOTS_PER_BLOCK), threads)?;
-    // SAFETY: the kernel's parameters (history, scale, skipped, clock, last_updates, slots, rows, rest, recompute, amax_rule,
-    // record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32, slots f32 and
-    // three times slots u64. Arenas that share a clock have its device, whose stream runs their updates one by one.
+    // SAFETY: the kernel's parameters (history, scale, cast_scale, skipped, clock, last_updates, slots, rows, rest, recompute,
+    // counted, decay, record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32,
+    // twice slots f32 and three times slots u64. Arenas that share a clock have its device, whose stream runs their updates
+    // one by one.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     arena.finish_update();
-    // The arena is updated: not to know its cells costs time only, and what breaks the device is told by the next call.
-    drop(arena.scale_cells().refresh_known());
+    arena.refresh_known();
     Ok(())
 }
 
 pub(crate) fn check_scales(_: &Gpu, arena: &Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    let (mut history, mut scale) = copies(arena)?;
-    let (history, scale) = (cells(&mut history), cells(&mut scale));
-    Table::new(arena, update, history, scale).changes(update).map(drop)
+    let mut copies = copies(arena)?;
+    Table::new(arena, update, copies.each_mut().map(|copy| cells(copy))).changes(update).map(drop)
 }
 
 /// Waits for the device, since the user's functions run on the host.
 fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()> {
-    let (mut history, mut scale) = copies(arena)?;
+    let mut copies = copies(arena)?;
     let mut skipped = arena.skipped_non_finite_all()?;
     let (clock, last_updates) = arena.update_counts();
     let (mut clock_readings, mut last_readings) =
         (clock.read(0..arena.slots())?, last_updates.read(0..arena.slots())?);
-    let table = Table::new(arena, update, cells(&mut history), cells(&mut scale));
+    let table = Table::new(arena, update, copies.each_mut().map(|copy| cells(copy)));
     let changes = table.changes(update)?;
     table.apply(
         changes,
@@ -88,10 +94,12 @@ fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()>
             }
         },
     );
+    let [history, scale, cast_scale] = copies;
     arena.set_all_rows(&history)?;
     // From here on the arena is neither as it was nor updated.
     let write_rest = || {
         arena.scale_cells().write(0, &scale)?;
+        arena.cast_scale_cells().write(0, &cast_scale)?;
         arena.skipped_counts().write(&skipped)?;
         clock.write(&clock_readings)?;
         last_updates.write(&last_readings)
@@ -102,9 +110,9 @@ fn on_host(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'_>) -> Result<()>
     Ok(())
 }
 
-/// All rows of the history, and the scales.
-fn copies(arena: &Arena) -> Result<(Vec<f32>, Vec<f32>)> {
-    Ok((arena.all_rows()?, arena.scales()?))
+/// Returns all rows of the history, the scales and the cast scales.
+fn copies(arena: &Arena) -> Result<[Vec<f32>; 3]> {
+    Ok([arena.all_rows()?, arena.scales()?, arena.cast_scales()?])
 }
 
 fn cells(values: &mut [f32]) -> &[Cell<f32>] {

@@ -1,0 +1,111 @@
+//! What is noted of gradients in recorded steps and their replays.
+
+use super::ranks::ranks;
+use crate::support::*;
+use fp8_nn::fp8_kernels::Graph;
+use fp8_nn::prelude::*;
+use std::collections::BTreeMap;
+
+struct Job {
+    fc: Linear,
+    optimizer: AdamW,
+    scaling: Scaling,
+    x: Tensor,
+}
+
+impl Job {
+    /// A job that has run every part of a step once, so that each can be recorded.
+    fn new() -> Self {
+        let fc = linear("fc", 16, 16, 1);
+        let scaling = Scaling::new(&fc, &device()).unwrap();
+        let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let mut job = Self { fc, optimizer, scaling, x: noise([16, 16], 2) };
+        for _ in 0..2 {
+            job.backward(&current()).unwrap();
+            job.optimizer.step(&mut job.fc, 0.1).unwrap();
+            zero_grad(&mut job.fc).unwrap();
+        }
+        job
+    }
+
+    fn backward(&mut self, recipe: &Recipe) -> Result<()> {
+        let Self { fc, scaling, x, .. } = self;
+        step(scaling, recipe, &AutocastOptions::default(), fc, x, x).map(drop)
+    }
+
+    fn record(&mut self, part: impl FnOnce(&mut Self) -> Result<()>) -> Result<Graph> {
+        device().capture(|| part(self)).map(|(graph, ())| graph)
+    }
+
+    /// Whether gradients wait for a step.
+    fn waits(&self) -> bool {
+        let dir = tempfile::tempdir().unwrap();
+        checkpoint::save(dir.path(), &self.fc, &self.optimizer, &self.scaling, &BTreeMap::new()).is_err()
+    }
+}
+
+#[test]
+fn replays_add_gradients_and_use_them() {
+    let mut job = Job::new();
+    assert!(!job.waits());
+    let backward = job.record(|job| job.backward(&current())).unwrap();
+    assert!(job.waits());
+    let step = job.record(|job| job.optimizer.step(&mut job.fc, 0.1)).unwrap();
+    assert!(!job.waits());
+    for _ in 0..2 {
+        backward.replay().unwrap();
+        assert!(job.waits());
+        step.replay().unwrap();
+        assert!(!job.waits());
+    }
+    // A step that could not be recorded has added nothing.
+    let refused = error(job.record(|job| {
+        job.backward(&current())?;
+        Err(Error::UnknownWeight("w".into()))
+    }));
+    assert!(refused.contains("`w`") && !job.waits(), "{refused}");
+    let whole = job.record(|job| {
+        job.backward(&current())?;
+        job.optimizer.step(&mut job.fc, 0.1)?;
+        zero_grad(&mut job.fc)
+    });
+    whole.unwrap().replay().unwrap();
+    assert!(!job.waits());
+}
+
+#[test]
+fn sums_over_ranks_are_decided_while_recording() {
+    if unless_simulated(true, false) {
+        return; // one GPU is one rank, which sums nothing
+    }
+    ranks(|group| {
+        let mut job = Job::new();
+        let sum = |job: &mut Job| all_reduce_gradients(&mut job.fc, &*group);
+        sum(&mut job).unwrap(); // compares the ranks
+        zero_grad(&mut job.fc).unwrap();
+        let twice = error(job.record(|job| sum(job).and_then(|()| sum(job))));
+        assert!(twice.contains("is already a sum over group `dp`"), "{twice}");
+        sum(&mut job).unwrap(); // the recorded one did not run
+        zero_grad(&mut job.fc).unwrap();
+        let whole = job.record(|job| {
+            job.backward(&current())?;
+            sum(job)?;
+            job.optimizer.step(&mut job.fc, 0.1)?;
+            zero_grad(&mut job.fc)
+        });
+        let whole = whole.unwrap();
+        (0..2).for_each(|_| whole.replay().unwrap());
+        let part = job.record(|job| job.backward(&current()).and_then(|()| sum(job))).unwrap();
+        assert_eq!(error(sum(&mut job)), twice);
+        zero_grad(&mut job.fc).unwrap();
+        part.replay().unwrap();
+        assert_eq!(error(sum(&mut job)), twice);
+        zero_grad(&mut job.fc).unwrap();
+
+        job.backward(&delayed()).unwrap();
+        zero_grad(&mut job.fc).unwrap();
+        let lone = error(job.record(|job| job.backward(&delayed()).and_then(|()| sum(job))));
+        assert!(lone.contains("Scaling::set_group"), "{lone}");
+        sum(&mut job).unwrap();
+    });
+}
