@@ -191,6 +191,9 @@ impl Quantizer {
             scale: vec![if scale < 0.0 { UNSET } else { scale }],
             amax_history: self.arena.window(SLOT)?.into_iter().map(|amax| vec![amax]).collect(),
             last_updates: self.arena.last_updates()?,
+            undetermined: Vec::new(),
+            weights: Vec::new(),
+            awaits_backward: false,
         };
         Ok(state.digests(""))
     }

@@ -5,7 +5,7 @@ use crate::support::{
     train_block, with_noise,
 };
 use fp8_nn::fp8_dist::local;
-use fp8_nn::fp8_recipe::Direction;
+use fp8_nn::fp8_recipe::{Direction, ScalingState};
 use fp8_nn::prelude::*;
 use std::sync::Arc;
 use std::thread;
@@ -220,11 +220,11 @@ fn scales_for_blocks_leave_attention_in_high_precision_and_reports_say_so() {
 #[test]
 fn under_a_recipe_by_name_each_slot_follows_its_own_recipe() {
     let [dpa, _] = with(true, false);
-    let forward = Recipe::by_name([("*.grad_output", short())], dpa.clone());
+    let forward = Recipe::by_name([("*.grad_output", Recipe::from(short()))], dpa.clone());
     let halves = run(attention(LEFT, true), &forward);
     let off = Recipe::by_name([("*.o.grad_output", Recipe::off())], short());
     assert!(halves == run(attention(DPA, true), &off), "FP8 forward, high precision backward");
-    assert!(run(attention(LEFT, true), &Recipe::by_name([("*.v.input", short())], dpa)) != halves);
+    assert!(run(attention(LEFT, true), &Recipe::by_name([("*.v.input", Recipe::from(short()))], dpa)) != halves);
 }
 
 #[test]

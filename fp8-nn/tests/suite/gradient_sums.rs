@@ -144,7 +144,7 @@ fn every_gradient_that_a_scope_fills_is_noted() {
         [
             of(GptOptions { qk_norm: true, learned_positions: true, ..small.clone() }),
             of(GptOptions { tie_word_embeddings: true, recompute: RecomputeLevel::Block, ..small.clone() }),
-            of(GptOptions { fp8_mha: true, recompute: RecomputeLevel::Norm, ..small }),
+            of(GptOptions { fp8_mha: Some(true), recompute: RecomputeLevel::Norm, ..small }),
         ]
     };
     ranks(&["dp"], |groups| {
