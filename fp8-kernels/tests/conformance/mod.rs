@@ -15,7 +15,6 @@ mod adamw;
 mod adamw_codes;
 mod adamw_skips;
 mod amax;
-mod amax_rules;
 mod attention;
 mod attention_bits;
 mod attention_dropout;
@@ -56,6 +55,7 @@ mod split;
 mod stress;
 mod transpose;
 mod update_scales;
+mod update_scales_amax;
 
 pub(crate) use case::{Case, Outcome};
 
@@ -68,7 +68,6 @@ pub(crate) const ALL: &[&[Case]] = &[
     adamw_codes::CASES,
     adamw_skips::CASES,
     amax::CASES,
-    amax_rules::CASES,
     attention::CASES,
     attention_bits::CASES,
     attention_dropout::CASES,
@@ -108,4 +107,5 @@ pub(crate) const ALL: &[&[Case]] = &[
     stress::CASES,
     transpose::CASES,
     update_scales::CASES,
+    update_scales_amax::CASES,
 ];
