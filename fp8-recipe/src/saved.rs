@@ -1,7 +1,7 @@
 //! Loaded state that no recipe has used yet.
 
 use crate::terms::Terms;
-use crate::{ArenaState, UnusedArena};
+use crate::{ArenaState, UnusedArena, WeightState};
 use std::sync::Arc;
 
 /// A loaded arena that no recipe has used yet.
@@ -24,7 +24,9 @@ impl Saved {
 
     /// Returns the arena as it was saved.
     pub(crate) fn as_saved(&self) -> ArenaState {
-        self.arena.with_slots(&self.slots)
+        let mut arena = self.arena.with_slots(&self.slots);
+        arena.weights = arena.weights.iter().filter_map(WeightState::now).collect();
+        arena
     }
 
     pub(crate) fn unused(&self) -> UnusedArena {

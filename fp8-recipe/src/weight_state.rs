@@ -27,8 +27,22 @@ pub struct WeightState {
     pub scale: f32,
     /// Under Transformer Engine's rules, the scale that the rest of the optimizer step in which it was quantized uses.
     pub step_scale: Option<f32>,
-    /// The weight's version when it was quantized. `None` until it is bound.
-    pub(crate) bound: Option<(u64, Arc<WeightVersion>)>,
+    /// The weight that it describes. `None` until it is bound.
+    pub(crate) bound: Option<Bound>,
+}
+
+/// A weight as it was when it was quantized, or bound.
+#[derive(Debug, Clone)]
+pub(crate) struct Bound {
+    pub(crate) version: u64,
+    pub(crate) steps: u64,
+    pub(crate) of: Arc<WeightVersion>,
+}
+
+impl Bound {
+    fn is_current(&self) -> bool {
+        self.version == self.of.current()
+    }
 }
 
 impl WeightState {
@@ -39,12 +53,25 @@ impl WeightState {
 
     /// Returns whether it describes the present value of the weight with this version.
     pub fn is_of(&self, version: &Arc<WeightVersion>) -> bool {
-        self.bound.as_ref().is_some_and(|(number, of)| Arc::ptr_eq(of, version) && *number == of.current())
+        self.bound.as_ref().is_some_and(|bound| Arc::ptr_eq(&bound.of, version) && bound.is_current())
     }
 
     /// Makes it describe the present value of the weight with this version.
     pub(crate) fn bind(&mut self, version: &Arc<WeightVersion>) {
-        self.bound = Some((version.current(), version.clone()));
+        self.bound =
+            Some(Bound { version: version.current(), steps: version.steps(), of: version.clone() });
+    }
+
+    /// Returns the state as it is now: `None` if the weight has changed since.
+    pub(crate) fn now(&self) -> Option<Self> {
+        let mut now = self.clone();
+        if let Some(bound) = &self.bound {
+            if !bound.is_current() {
+                return None;
+            }
+            now.step_scale = self.step_scale.filter(|_| bound.steps == bound.of.steps());
+        }
+        Some(now)
     }
 
     /// Returns why it cannot be loaded.

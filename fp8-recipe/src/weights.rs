@@ -14,6 +14,7 @@
 //! Evaluations use the same scales. They have separate copies if they come first, which have recorded no amax and have no
 //! transpose. They never remove a training copy.
 
+use crate::weight_state::Bound;
 use crate::{WeightState, WeightVersion};
 use fp8_kernels::{Cell, Operand, Result};
 use std::collections::HashMap;
@@ -350,17 +351,14 @@ impl WeightCache {
                 else {
                     continue;
                 };
-                if of.current() != weight.version {
-                    continue;
-                }
-                let is_same_step = weight.step == Some(of.steps());
-                let step_scale = record.step_scale.as_ref().filter(|_| is_same_step);
-                states.push(WeightState {
+                let steps = weight.step.unwrap_or(of.steps());
+                let state = WeightState {
                     slot: name.clone(),
                     scale: record.scale.read()?,
-                    step_scale: step_scale.map(Cell::read).transpose()?,
-                    bound: Some((weight.version, of.clone())),
-                });
+                    step_scale: record.step_scale.as_ref().map(Cell::read).transpose()?,
+                    bound: Some(Bound { version: weight.version, steps, of: of.clone() }),
+                };
+                states.extend(state.now());
             }
         }
         states.sort_by(|a, b| a.slot.cmp(&b.slot));
@@ -369,13 +367,13 @@ impl WeightCache {
 
     /// Adds a record that was loaded.
     pub(crate) fn restore(&mut self, slot: usize, domain: usize, state: &WeightState, record: Record) {
-        let Some((version, of)) = &state.bound else { return };
+        let Some(Bound { version, steps, of }) = &state.bound else { return };
         let weights = self.by_slot.entry(slot).or_default();
         weights.push(Weight {
             key: Key { domain, capture: None },
             version: *version,
             of: Some(of.clone()),
-            step: state.step_scale.map(|_| of.steps()),
+            step: state.step_scale.map(|_| *steps),
             record: Some(record),
             training: None,
             evaluation: None,

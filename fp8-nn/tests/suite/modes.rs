@@ -137,7 +137,10 @@ fn calibrating_records_what_fp8_would_see() {
         let mut scaling = Scaling::new(&fc, &device()).unwrap();
         let options = AutocastOptions { enabled, calibrating: !enabled, ..Default::default() };
         let (y, _) = step(&mut scaling, &delayed(), &options, &mut fc, &x, &dy).unwrap();
-        (values(&y), scaling.state().unwrap())
+        let mut state = scaling.state().unwrap();
+        let weights = std::mem::take(&mut state.arenas[0].weights);
+        assert_eq!(weights.len(), usize::from(enabled), "calibrating quantizes no weight");
+        (values(&y), state)
     };
     let ((fp8, state), (high, calibrated)) = (run(true), run(false));
     assert!(relative_rms(&high, &fp8) > 1e-4);
