@@ -10,10 +10,10 @@ use crate::outcome::Ending;
 use crate::overflow::Overflow;
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::records::Records;
 use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
 use crate::squares::Measured;
-use crate::records::Records;
 use crate::weights::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,
@@ -253,10 +253,8 @@ impl Scaling {
             if wanted || self.has_own_state(index) {
                 self.start(index, records)?;
             }
-        } else if records {
-            self.follow(index)?;
         }
-        Ok(())
+        if records { self.follow(index) } else { Ok(()) }
     }
 
     /// Returns the index of a slot, which must belong to the pass of `scope`.

@@ -90,8 +90,8 @@ impl Held<'_> {
 }
 
 impl Start {
-    /// Continues a saved arena of the same recipe. `all` are the saved arenas.
-    fn own(domain: &Domain, saved: &Saved, all: &[Saved]) -> Self {
+    /// Continues a saved arena of the same recipe. `newest` are the slots' last updates under all recipes.
+    fn own(domain: &Domain, saved: &Saved, newest: &[u64]) -> Self {
         let ArenaState { direction, updates, slots, scale, amax_history, last_updates, .. } = &saved.arena;
         let (recipe, from) = (domain.label(), saved.arena.label());
         let loaded = |slot: &Arc<str>| LoadedSlot {
@@ -109,10 +109,7 @@ impl Start {
             weights: saved.arena.weights.clone(),
             awaits_backward: saved.arena.awaits_backward,
             report: StateReport { taken_over: slots.iter().map(loaded).collect(), ..StateReport::default() },
-            is_stale: all.iter().any(|other| {
-                let mut newer = other.arena.last_updates.iter().zip(last_updates);
-                other.arena.direction == *direction && newer.any(|(theirs, ours)| theirs > ours)
-            }),
+            is_stale: newest.iter().zip(last_updates).any(|(newest, own)| newest > own),
             sources: Vec::new(),
         }
     }
@@ -441,6 +438,23 @@ impl Scaling {
         own.or_else(of_other_group).map(|(position, _)| *position)
     }
 
+    /// Returns the last update of each slot among the saved arenas and, if `live`, the existing ones.
+    fn newest_updates(&self, direction: Direction, saved: &[Saved], live: bool) -> Result<Vec<u64>> {
+        let mut newest = vec![0; self.names[direction].len()];
+        let mut merge = |last_updates: &[u64]| {
+            newest.iter_mut().zip(last_updates).for_each(|(newest, &last)| *newest = last.max(*newest));
+        };
+        for saved in saved.iter().filter(|saved| saved.arena.direction == direction) {
+            merge(&saved.arena.last_updates);
+        }
+        for domain in self.domains.iter().filter(|domain| live && domain.has_state()) {
+            if let Some(arenas) = &domain.arenas {
+                merge(&arenas[direction].last_updates()?);
+            }
+        }
+        Ok(newest)
+    }
+
     /// Computes the initial state of an arena without changing anything. It continues the saved arena `own`, if there is one.
     /// Otherwise it uses, slot by slot, what was updated last among the saved arenas and, if `live`, the existing arenas.
     fn plan(
@@ -453,7 +467,8 @@ impl Scaling {
     ) -> Result<Start> {
         let domain = &self.domains[index];
         if let Some(own) = own.and_then(|position| saved.get(position)) {
-            return Ok(self.only_used(index, direction, Start::own(domain, own, saved)));
+            let newest = self.newest_updates(direction, saved, live)?;
+            return Ok(self.only_used(index, direction, Start::own(domain, own, &newest)));
         }
         let names = &self.names[direction];
         let Some(state) = domain.policy.state() else { return Ok(Start::at_rest(domain, names.len())) };

@@ -5,7 +5,8 @@ use crate::saved::Saved;
 use crate::terms::Terms;
 use crate::weights::Record;
 use crate::{
-    ArenaState, Direction, Error, Result, Scaling, ScalingState, SlotUse, StateReport, WeightState, WeightVersion,
+    ArenaState, Direction, Error, Result, Scaling, ScalingState, SlotUse, StateReport, WeightState,
+    WeightVersion,
 };
 use fp8_kernels::{Cell, UNSET};
 use std::sync::Arc;
@@ -125,7 +126,10 @@ impl Scaling {
     /// assert_eq!(resumed.arenas[0].last_updates, [0, 1]); // the amax was not recorded again
     /// # Ok::<(), fp8_recipe::Error>(())
     /// ```
-    pub fn bind_weights(&mut self, version: &mut dyn FnMut(&str) -> Option<Arc<WeightVersion>>) -> Result<()> {
+    pub fn bind_weights(
+        &mut self,
+        version: &mut dyn FnMut(&str) -> Option<Arc<WeightVersion>>,
+    ) -> Result<()> {
         for weight in self.pending.iter_mut().flat_map(|saved| &mut saved.arena.weights) {
             if let Some(version) = version(&weight.slot) {
                 weight.bind(&version);

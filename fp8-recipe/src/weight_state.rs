@@ -58,8 +58,7 @@ impl WeightState {
 
     /// Makes it describe the present value of the weight with this version.
     pub(crate) fn bind(&mut self, version: &Arc<WeightVersion>) {
-        self.bound =
-            Some(Bound { version: version.current(), steps: version.steps(), of: version.clone() });
+        self.bound = Some(Bound { version: version.current(), steps: version.steps(), of: version.clone() });
     }
 
     /// Returns the state as it is now: `None` if the weight has changed since.

@@ -334,7 +334,8 @@ impl WeightCache {
     /// Returns the scales of the copies that an open scope has used and not added, by slot: what a replay of it quantizes
     /// with.
     pub(crate) fn scales_in_use(&self, domain: usize) -> impl Iterator<Item = (usize, &Cell)> {
-        let weights = self.by_slot.iter().flat_map(|(&slot, weights)| weights.iter().map(move |of| (slot, of)));
+        let weights =
+            self.by_slot.iter().flat_map(|(&slot, weights)| weights.iter().map(move |of| (slot, of)));
         weights.filter(move |(_, weight)| weight.key.domain == domain).filter_map(|(slot, weight)| {
             let (record, copy) = (weight.record.as_ref()?, weight.training.as_ref()?);
             let step_scale = record.step_scale.as_ref().filter(|_| !copy.is_settled);

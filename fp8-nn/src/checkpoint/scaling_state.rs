@@ -122,11 +122,7 @@ impl Weight {
     }
 }
 
-pub(super) fn write(
-    state: &ScalingState,
-    model: &(impl Layer + ?Sized),
-    writer: &mut Writer,
-) -> Result<()> {
+pub(super) fn write(state: &ScalingState, model: &(impl Layer + ?Sized), writer: &mut Writer) -> Result<()> {
     let mut headers = Vec::new();
     for (n, arena) in state.arenas.iter().enumerate() {
         let slots = arena.slots.len();

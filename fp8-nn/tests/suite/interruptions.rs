@@ -3,12 +3,13 @@
 //! `FP8_TEST_SEQUENCES` is the number of sequences under each recipe (default: 20), `FP8_TEST_SEED` the first seed (default: 0).
 
 use crate::combinations::number;
-use crate::support::{bits, by_name, custom, device, linear, noise, parameter_bits, rng, short, unless_simulated};
+use crate::support::{
+    bits, by_name, custom, device, linear, noise, parameter_bits, rng, rows_by_name, short, unless_simulated,
+};
 use fp8_nn::fp8_recipe::{ArenaState, CustomAmax};
 use fp8_nn::prelude::*;
 use fp8_nn::rand::Rng;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,16 +39,35 @@ impl Net {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Call {
     /// Forward and backward under a recipe, the second layer perhaps under another.
-    Train { recipe: usize, nested: Option<usize> },
+    Train {
+        recipe: usize,
+        nested: Option<usize>,
+    },
     /// Forward alone.
-    Forward { recipe: usize },
-    Evaluate { recipe: usize },
+    Forward {
+        recipe: usize,
+    },
+    Evaluate {
+        recipe: usize,
+    },
     /// A forward scope that is dropped; a backward one, if `backward`.
-    Drop { recipe: usize, backward: bool },
-    Discard { recipe: usize },
-    Calibrate { recipe: usize },
-    Step { lr: f32 },
-    Freeze { layer: usize, frozen: bool },
+    Drop {
+        recipe: usize,
+        backward: bool,
+    },
+    Discard {
+        recipe: usize,
+    },
+    Calibrate {
+        recipe: usize,
+    },
+    Step {
+        lr: f32,
+    },
+    Freeze {
+        layer: usize,
+        frozen: bool,
+    },
     /// A step that changes nothing.
     Skip,
     Interrupt,
@@ -207,8 +227,14 @@ impl Run {
     }
 }
 
-fn expect_equal<T: PartialEq + Debug>(what: &str, calls: &[Call], undisturbed: &T, interrupted: &T) {
-    assert!(undisturbed == interrupted, "{what} after {calls:#?}:\n{undisturbed:?}\n{interrupted:?}");
+fn compare_last(seed: u64, calls: &[Call], undisturbed: &Run, interrupted: &Run) {
+    let of = format!("seed {seed} under {} after {calls:#?}", undisturbed.recipes[0]);
+    assert_eq!(undisturbed.results.last(), interrupted.results.last(), "results of {of}");
+    let [expected, found] = [undisturbed, interrupted].map(Run::arenas);
+    assert_eq!(expected.len(), found.len(), "arenas of {of}");
+    for (expected, found) in expected.iter().zip(&found) {
+        assert_eq!(expected, found, "state of {of}");
+    }
 }
 
 fn compare(recipes: &[Recipe; 3], seed: u64) {
@@ -223,9 +249,7 @@ fn compare(recipes: &[Recipe; 3], seed: u64) {
         if call == Call::Interrupt {
             interrupted.interrupt(dir.path());
         }
-        let what = |of: &str| format!("{of} of seed {seed} under {}", recipes[0]);
-        expect_equal(&what("results"), &calls, &undisturbed.results.last(), &interrupted.results.last());
-        expect_equal(&what("state"), &calls, &undisturbed.arenas(), &interrupted.arenas());
+        compare_last(seed, &calls, &undisturbed, &interrupted);
     }
     assert_eq!(parameter_bits(&undisturbed.net), parameter_bits(&interrupted.net));
 }
@@ -248,12 +272,15 @@ fn pairs() -> Vec<[Recipe; 2]> {
         DelayedScaling { calibrate_first_step: false, ..Default::default() },
         DelayedScaling { interval: 2, amax_compute_algo: AmaxComputeAlgo::MostRecent, ..Default::default() },
         DelayedScaling { amax_compute_algo: AmaxComputeAlgo::Custom(largest), ..Default::default() },
+        DelayedScaling { amax_compute_algo: AmaxComputeAlgo::MaxOfLast(2), ..Default::default() },
+        DelayedScaling { amax_compute_algo: AmaxComputeAlgo::Average { decay: 0.75 }, ..Default::default() },
+        DelayedScaling::default().with_jax_rules(),
     ];
     let mut pairs: Vec<[Recipe; 2]> = delayed.into_iter().map(lengths).collect();
     let one_row = Recipe::from(DelayedScaling { amax_history_len: 1, ..DelayedScaling::te_v0() });
     pairs.push([one_row, short().into()]);
-    let others = [Recipe::from_name("current"), Recipe::from_name("block"), Recipe::from_name("mxfp8")];
-    let others = others.into_iter().map(|recipe| recipe.unwrap()).chain([custom(), by_name()]);
+    let others = ["current", "rowwise", "block", "mxfp8"].map(|name| Recipe::from_name(name).unwrap());
+    let others = others.into_iter().chain([custom(), by_name(), rows_by_name()]);
     pairs.extend(others.map(|recipe| [recipe, short().into()]));
     pairs
 }

@@ -153,7 +153,7 @@ pub(crate) fn custom() -> Recipe {
 }
 
 /// A recipe for each slot: products of rows with tensors.
-fn rows_by_name() -> Recipe {
+pub(crate) fn rows_by_name() -> Recipe {
     let margin = DelayedScaling { margin: 1, ..short() };
     let rows = CurrentScaling::rowwise();
     Recipe::by_name([("*.grad_output", margin.into()), ("*.input", rows.into())], short())

@@ -132,7 +132,11 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
 }
 
 /// Returns the amax that an update takes from a window and its newest amax.
-pub(crate) fn chosen(update: &ScaleUpdate<'_>, window: impl DoubleEndedIterator<Item = f32>, newest: f32) -> f32 {
+pub(crate) fn chosen(
+    update: &ScaleUpdate<'_>,
+    window: impl DoubleEndedIterator<Item = f32>,
+    newest: f32,
+) -> f32 {
     match update.amax {
         AmaxRule::Max => window.fold(newest, f32::max),
         AmaxRule::MostRecent => newest,
