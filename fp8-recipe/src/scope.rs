@@ -122,6 +122,11 @@ impl Awaiting {
         !self.is_answered && self.domains.contains(&domain)
     }
 
+    /// Returns whether a backward scope was committed after the last forward scope.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.is_answered
+    }
+
     /// Keeps the domains until the next forward scope, since several forward scopes may each have a backward scope.
     pub(crate) fn backward_committed(&mut self) {
         self.is_answered = true;

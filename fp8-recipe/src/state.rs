@@ -29,7 +29,10 @@ impl Scaling {
                 state.arenas.push(arena);
             }
         }
-        state.arenas.extend(self.pending.iter().map(Saved::as_saved));
+        for mut arena in self.pending.iter().map(Saved::as_saved) {
+            arena.awaits_backward &= !self.awaiting.is_answered();
+            state.arenas.push(arena);
+        }
         state.dropout = self.randomness.progress()?;
         Ok(state)
     }
