@@ -25,6 +25,8 @@ cases![
     a_first_scale_becomes_final_or_unset,
     interval,
     arenas_with_one_clock_know_which_updated_a_slot_last,
+    cast_scales_are_those_before_the_update_or_the_first,
+    cast_scales_of_an_update_that_keeps_the_scales,
     custom_functions,
     a_refused_scale_changes_nothing,
 ];
@@ -121,7 +123,68 @@ fn every_length(device: &Device) -> Outcome {
     Ok(())
 }
 
-pub(super) fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
+pub(super) /// Amaxes of a slot, and its scale and cast scale after each.
+fn cast_scales_are_those_before_the_update_or_the_first(device: &Device) -> Outcome {
+    let rule = exact(Encoding::E4M3);
+    for first in [UNSET, 1.0] {
+        let steps = [
+            (Some(0.0), first, UNSET),
+            (Some(f32::INFINITY), first, UNSET),
+            (None, first, UNSET),
+            (Some(3.5), 128.0, 128.0),
+            (None, 128.0, 128.0),
+            (Some(7.0), 64.0, 128.0),
+            (None, 64.0, 64.0),
+            (Some(0.0), 64.0, 64.0),
+            (Some(f32::NAN), 64.0, 64.0),
+            (Some(1.75), 256.0, 64.0),
+        ];
+        let options = ArenaOptions { history_len: 2, first_scale: first, ..ArenaOptions::default() };
+        let mut arena = Arena::new(11, options, device)?;
+        let update = ScaleUpdate {
+            amax: AmaxRule::MostRecent,
+            rule: &rule,
+            interval: 1,
+            record_non_finite: false,
+        };
+        for (step, (amax, scale, cast_scale)) in steps.into_iter().enumerate() {
+            // Slot 3 runs a step later than slot 10, and the others do not.
+            for (slot, delay) in [(10, 0), (3, 1)] {
+                let amax = step.checked_sub(delay).and_then(|step| steps[step].0);
+                amax.map_or(Ok(()), |amax| staging(&arena, slot)?.merge_max(amax))?;
+            }
+            let kept = arena.kept_scales()?;
+            ops::update_scales(&mut arena, &update)?;
+            let what = format!("first scale {first}, step {step} of amax {amax:?}");
+            let found = [arena.scales()?[10], arena.cast_scales()?[10]];
+            same(&what, &found, &[scale, cast_scale], 1)?;
+            let cells = kept.fill(&arena, &[10, 3])?;
+            let before = if step == 0 { UNSET } else { steps[step - 1].2 };
+            same(&what, &[cells[0].read()?, cells[1].read()?], &[cast_scale, before], 1)?;
+            equal(&what, arena.cast_scales()?[0], UNSET)?;
+        }
+        equal("determined", [arena.is_determined(10), arena.is_determined(0)], [true, false])?;
+    }
+    Ok(())
+}
+
+/// With an interval, only some updates compute scales.
+fn cast_scales_of_an_update_that_keeps_the_scales(device: &Device) -> Outcome {
+    let rule = exact(Encoding::E4M3);
+    let options = ArenaOptions { history_len: 1, first_scale: 1.0, ..ArenaOptions::default() };
+    let mut arena = Arena::new(1, options, device)?;
+    let update =
+        ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval: 2, record_non_finite: false };
+    let steps = [(3.5, 1.0, UNSET), (7.0, 64.0, 64.0), (3.5, 64.0, 64.0), (3.5, 128.0, 64.0)];
+    for (amax, scale, cast_scale) in steps {
+        arena.merge_staged(&[amax])?;
+        ops::update_scales(&mut arena, &update)?;
+        same("scales", &[arena.scales()?[0], arena.cast_scales()?[0]], &[scale, cast_scale], 1)?;
+    }
+    Ok(())
+}
+
+fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
     arena.staging(slot).ok_or(Error::Option {
         op: "test",
         option: "slot",

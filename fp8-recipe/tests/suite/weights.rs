@@ -2,7 +2,11 @@
 
 use crate::support::{codes, scale_of, scaling, short, slot_state, tensor, weight};
 use fp8_recipe::fp8_kernels::Operand;
-use fp8_recipe::{DelayedScaling, Forward, Recipe, Scaling};
+use fp8_recipe::{
+    AmaxComputeAlgo, CustomAmax, CustomRecipe, DelayedScaling, Forward, Recipe, Scaling, SlotUpdate,
+    WeightVersion,
+};
+use std::sync::Arc;
 
 fn quantize(cx: &mut Forward<'_>, version: u64, values: &[f32]) -> Operand {
     cx.quantize_weight(&weight("a"), version, &tensor(values)).unwrap()
@@ -170,4 +174,137 @@ fn loading_state_empties_the_cache() {
     scaling.load_state(&state).unwrap();
     step(&mut scaling, &recipe, 1, &[7.0]);
     assert_eq!(slot_state(&scaling, &weight("a")).1, [0.0, 3.5, 7.0]);
+}
+
+/// Quantizes a parameter in a committed scope and returns its scale, and that of an evaluation after it.
+fn parameter_scales(
+    scaling: &mut Scaling,
+    recipe: &Recipe,
+    version: &Arc<WeightVersion>,
+    values: &[f32],
+) -> [f32; 2] {
+    let mut cx = scaling.autocast(recipe).unwrap();
+    let trained = cx.quantize_parameter(&weight("a"), version, true, &tensor(values)).unwrap();
+    cx.commit().unwrap();
+    let mut cx = scaling.eval(recipe).unwrap();
+    let evaluated = cx.quantize_parameter(&weight("a"), version, true, &tensor(values)).unwrap();
+    [scale_of(&trained), scale_of(&evaluated)]
+}
+
+/// Half the scale that the tensor alone gives.
+#[derive(Debug)]
+struct Half;
+
+impl CustomRecipe for Half {
+    fn name(&self) -> &str {
+        "half"
+    }
+
+    fn scale(&self, slot: &SlotUpdate<'_>, _: &mut [f32]) -> f32 {
+        slot.fp8_max / slot.amax / 2.0
+    }
+}
+
+#[test]
+fn a_copy_made_before_its_slot_had_a_scale_is_made_again_once_it_has_one() {
+    let twice = CustomAmax {
+        name: "twice".into(),
+        function: Arc::new(|window: &[f32]| 2.0 * window.last().copied().unwrap_or(0.0)),
+    };
+    let recipes: [(Recipe, [f32; 2]); 4] = [
+        (DelayedScaling { calibrate_first_step: false, ..short() }.into(), [1.0, 128.0]),
+        (DelayedScaling { amax_compute_algo: AmaxComputeAlgo::Custom(twice), ..short() }.into(), [128.0, 64.0]),
+        (Recipe::custom(Half), [128.0, 64.0]),
+        (short().into(), [128.0, 128.0]), // calibrated by its own tensor
+    ];
+    for (recipe, [first, then]) in recipes {
+        let mut scaling = scaling(&["a"]);
+        let version = Arc::new(WeightVersion::new());
+        // An evaluation uses the codes that the next scope would.
+        assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[3.5]), [first, then], "{recipe}");
+        let updated = scaling.state().unwrap().arenas[0].last_updates.clone();
+        for _microbatch in 0..2 {
+            assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[3.5]), [then; 2], "{recipe}");
+        }
+        assert_eq!(scaling.state().unwrap().arenas[0].last_updates, updated, "the amax is recorded once");
+        // A changed weight is quantized with its slot's scale, and that copy stays.
+        version.advance();
+        for _microbatch in 0..2 {
+            assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[7.0]), [then; 2], "{recipe}");
+        }
+    }
+}
+
+#[test]
+fn under_te_rules_a_first_copy_serves_the_scopes_of_its_optimizer_step() {
+    for recipe in [short().with_te_rules(), DelayedScaling::te_v0()] {
+        let (mut scaling, recipe) = (scaling(&["a"]), Recipe::from(recipe));
+        let version = Arc::new(WeightVersion::new());
+        for _microbatch in 0..3 {
+            assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[3.5]), [1.0; 2]);
+        }
+        for _step in 0..2 {
+            version.end_step(); // the weight is frozen
+            for _microbatch in 0..2 {
+                assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[3.5]), [128.0; 2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_weight_of_zeros_gives_its_slot_no_scale() {
+    let recipe = Recipe::from(DelayedScaling { calibrate_first_step: false, ..short() });
+    let (mut scaling, version) = (scaling(&["a"]), Arc::new(WeightVersion::new()));
+    for _ in 0..3 {
+        assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[0.0, 0.0]), [1.0; 2]);
+    }
+    version.advance();
+    assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[3.5]), [1.0, 128.0]);
+    assert_eq!(parameter_scales(&mut scaling, &recipe, &version, &[3.5]), [128.0; 2]);
+}
+
+#[test]
+fn how_many_copies_are_kept_decides_neither_codes_nor_amaxes() {
+    let (mut scaling, versions) = (scaling(&["a"]), [1.0, 2.0]);
+    let version = Arc::new(WeightVersion::new());
+    for value in versions {
+        version.advance();
+        for i in 0..6 {
+            let expected = parameter_scales(&mut scaling, &margin(i), &version, &[value]);
+            assert_eq!(expected, [448.0 / f32::powi(2.0, i); 2]); // of the first value: the slots' scales then
+        }
+    }
+    let before = scaling.state().unwrap();
+    for i in 0..6 {
+        let again = parameter_scales(&mut scaling, &margin(i), &version, &[2.0]);
+        assert_eq!(again, [448.0 / f32::powi(2.0, i); 2], "margin {i}");
+    }
+    let histories = |state: &fp8_recipe::ScalingState| {
+        state.arenas.iter().map(|arena| (arena.scale.clone(), arena.amax_history.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(histories(&scaling.state().unwrap()), histories(&before));
+    assert!(scaling.cached_weights() <= 4);
+}
+
+#[test]
+fn a_replay_has_the_codes_of_its_forward_although_the_copy_was_made_again() {
+    let recipe = Recipe::from(DelayedScaling { calibrate_first_step: false, ..short() });
+    let (mut scaling, version, w) = (scaling(&["a"]), Arc::new(WeightVersion::new()), tensor(&[3.5, 1.1]));
+    let mut cx = scaling.autocast(&recipe).unwrap();
+    let snapshot = cx.snapshot();
+    let first = cx.quantize_parameter(&weight("a"), &version, true, &w).unwrap();
+    cx.commit().unwrap();
+    let mut cx = scaling.autocast(&recipe).unwrap();
+    let later = cx.snapshot();
+    let second = cx.quantize_parameter(&weight("a"), &version, true, &w).unwrap();
+    cx.commit().unwrap();
+    assert_eq!((scale_of(&first), scale_of(&second)), (1.0, 128.0));
+    let mut cx = scaling.backward().unwrap();
+    for (snapshot, expected) in [(&snapshot, &first), (&later, &second), (&snapshot, &first)] {
+        let mut cx = cx.replay(snapshot).unwrap();
+        let again = cx.quantize_parameter(&weight("a"), &version, true, &w).unwrap();
+        assert_eq!((codes(&again), scale_of(&again)), (codes(expected), scale_of(expected)));
+    }
+    cx.commit().unwrap();
 }
