@@ -203,7 +203,9 @@ impl Parameter {
     /// backward skips the wgrad GEMM of a frozen weight. (The gradients of a norm's weight and of a bias are sums that come with the
     /// gradient of the input; backward drops them.) Checkpoints and broadcasts contain frozen parameters all the same.
     ///
-    /// A step that was recorded before keeps updating the parameters that were trainable then: record it again.
+    /// A step that was recorded before keeps updating the parameters that were trainable then: record it again. Run one scope
+    /// between freezing a weight and recording: otherwise each replay quantizes it with the scale of that time and records its
+    /// amax again.
     ///
     /// [`AdamW`](crate::AdamW) stores no moments and no f32 copy of a frozen parameter: its next step frees those of parameters
     /// that were frozen since the last step. If a parameter becomes trainable again, its moments start at 0 and its f32 copy at
@@ -313,7 +315,8 @@ impl Parameter {
     /// Replaces the value.
     ///
     /// It is written in place, so recorded steps continue with it, unless the old value shares its storage with another
-    /// tensor: then the parameter gets new storage. An optimizer that keeps f32 copies overwrites the value in its next step,
+    /// tensor: then the parameter gets new storage. A recorded step quantizes a frozen weight with the scale that it had when the
+    /// step was recorded: record it again after setting one. An optimizer that keeps f32 copies overwrites the value in its next step,
     /// unless [`AdamW::reload_params`](crate::AdamW::reload_params) is called before.
     ///
     /// With several ranks, set it to the same value on all of them. The next

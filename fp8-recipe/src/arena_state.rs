@@ -165,7 +165,8 @@ impl ArenaState {
         let mut arena = self.clone();
         if arena.last_updates.is_empty() {
             let has_past = |slot: usize| {
-                arena.scale[slot] != UNSET || arena.amax_history.iter().any(|row| row[slot] != 0.0)
+                arena.scale[slot] != arena.first_scale()
+                    || arena.amax_history.iter().any(|row| row[slot] != 0.0)
             };
             arena.last_updates =
                 (0..arena.slots.len()).map(|slot| if has_past(slot) { default } else { 0 }).collect();

@@ -376,7 +376,9 @@ impl Scaling {
             self.domains[index].check(direction, &self.names[direction], &self.roles[direction])?;
         }
         let scales = scope.snapshots.then(|| {
-            let scales = |(index, domain)| forward_scales(domain, self.weights.scales_in_use(index));
+            let capture = self.device.capture_number();
+            let in_use = |index| self.weights.scales_in_use(index, capture);
+            let scales = |(index, domain)| forward_scales(domain, in_use(index));
             self.domains.iter().enumerate().map(scales).collect()
         });
         let scales: Option<Vec<_>> = scales.transpose()?;

@@ -264,13 +264,13 @@ impl Scaling {
             starts[direction].apply(arena)?;
         }
         self.domains[index].arenas = Some(arenas);
-        self.finish(index, starts)?;
+        let weights = self.finish(index, starts);
         let mut position = 0;
         self.pending.retain(|_| {
             position += 1;
             ![own.forward, own.backward].contains(&Some(position - 1))
         });
-        Ok(())
+        self.restore_weights(weights)
     }
 
     /// Starts those arenas of a domain again that have not been updated since they started, while the arenas that they
@@ -361,18 +361,26 @@ impl Scaling {
         }
         for (index, mut starts) in starts {
             starts.each_mut().into_iter().for_each(|(_, start)| start.sources.clear()); // marked as used above
-            self.finish(index, starts)?;
+            let forward = &starts[Direction::Forward];
+            let loaded = |slot: usize| {
+                let name = &self.names[Direction::Forward][slot];
+                let weight = forward.weights.iter().find(|weight| weight.slot == *name);
+                let scale = weight.map_or(forward.scales[slot], |weight| weight.scale);
+                (scale > 0.0).then_some(scale)
+            };
+            self.weights.reload(index, loaded)?;
+            let weights = self.finish(index, starts);
+            self.restore_weights(weights)?;
         }
         Ok(())
     }
 
-    /// Takes over the records of weights of arenas that have started, and reports these.
-    fn finish(&mut self, index: usize, mut starts: ByDirection<Start>) -> Result<()> {
+    /// Reports arenas that have started, and returns the records of their weights.
+    fn finish(&mut self, index: usize, mut starts: ByDirection<Start>) -> Vec<(usize, WeightState)> {
         if starts[Direction::Forward].is_determined.contains(&true) {
             self.weights.forget_evaluations(index); // they were made without these scales
         }
         let weights = std::mem::take(&mut starts[Direction::Forward].weights);
-        self.restore_weights(weights.into_iter().map(|weight| (index, weight)).collect())?;
         if starts[Direction::Backward].awaits_backward {
             self.awaiting.resume(index);
         }
@@ -381,7 +389,7 @@ impl Scaling {
             self.domains[index].follows[direction] = (start.updates == 0).then_some(activity);
             self.note(start);
         }
-        Ok(())
+        weights.into_iter().map(|weight| (index, weight)).collect()
     }
 
     fn note(&mut self, start: Start) {

@@ -150,7 +150,7 @@ impl Scaling {
     /// Adds records of loaded weights to the cache; those that are not bound wait.
     pub(crate) fn restore_weights(&mut self, weights: Vec<(usize, WeightState)>) -> Result<()> {
         let (bound, unbound): (Vec<_>, Vec<_>) =
-            weights.into_iter().partition(|(_, weight)| weight.bound.is_some());
+            weights.into_iter().partition(|(_, weight)| weight.is_bound());
         self.unbound.extend(unbound);
         let scales = bound.iter().map(|(_, weight)| weight.scale);
         let step_scales = bound.iter().map(|(_, weight)| weight.step_scale.unwrap_or(UNSET));

@@ -61,6 +61,11 @@ impl WeightState {
         self.bound = Some(Bound { version: version.current(), steps: version.steps(), of: version.clone() });
     }
 
+    /// Returns whether it describes the present value of a weight.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.bound.as_ref().is_some_and(Bound::is_current)
+    }
+
     /// Returns the state as it is now: `None` if the weight has changed since.
     pub(crate) fn now(&self) -> Option<Self> {
         let mut now = self.clone();

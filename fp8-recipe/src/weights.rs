@@ -27,6 +27,8 @@ const KEPT: usize = 2;
 #[derive(Debug, Default)]
 pub(crate) struct WeightCache {
     by_slot: HashMap<usize, Vec<Weight>>,
+    /// The scales that recorded steps read, which loading a state replaces in place.
+    captured: Vec<Captured>,
     uses: u64,
 }
 
@@ -96,6 +98,22 @@ struct Weight {
     record: Option<Record>,
     training: Option<Copy>,
     evaluation: Option<(Operand, Basis, u64)>,
+}
+
+/// A scale that a recorded step reads at each replay.
+#[derive(Debug)]
+struct Captured {
+    slot: usize,
+    domain: usize,
+    version: u64,
+    scale: Cell,
+}
+
+/// A version of a weight has one record under a domain.
+impl PartialEq for Captured {
+    fn eq(&self, other: &Self) -> bool {
+        (self.slot, self.domain, self.version) == (other.slot, other.domain, other.version)
+    }
 }
 
 /// What the codes of a recorded weight depend on, besides its value.
@@ -185,9 +203,7 @@ impl WeightCache {
     pub(crate) fn for_training(&mut self, wanted: &Wanted<'_>) -> Found {
         self.uses += 1;
         let uses = self.uses;
-        if self.get(wanted).is_none() && wanted.capture.is_some() && wanted.is_constant {
-            self.take_into_capture(wanted);
-        }
+        self.take_into_capture(wanted);
         let Some(weight) = self.get(wanted) else { return Found::New };
         if weight.serves(wanted)
             && let Some(copy) = &mut weight.training
@@ -200,12 +216,22 @@ impl WeightCache {
 
     /// A recorded step quantizes a weight that no step changes with the scale of its record, as other steps do.
     fn take_into_capture(&mut self, wanted: &Wanted<'_>) {
+        if !wanted.is_constant || wanted.capture.is_none() || self.get(wanted).is_some() {
+            return;
+        }
         let eager = Wanted { capture: None, ..*wanted };
         let weight = self.get(&eager).filter(|weight| weight.record.is_some());
         let Some(mut weight) = weight.cloned() else { return };
         (weight.key, weight.training, weight.evaluation) = (wanted.key(), None, None);
         // A replay is another step.
         weight.step = None;
+        if let Some(record) = &weight.record {
+            let Wanted { slot, domain, version, .. } = *wanted;
+            let captured = Captured { slot, domain, version, scale: record.scale.clone() };
+            if !self.captured.contains(&captured) {
+                self.captured.push(captured);
+            }
+        }
         let weights = self.by_slot.entry(wanted.slot).or_default();
         weights.retain(|other| other.key.capture.is_none() || other.key.capture == wanted.capture);
         weights.push(weight);
@@ -215,6 +241,7 @@ impl WeightCache {
     pub(crate) fn for_evaluation(&mut self, wanted: &Wanted<'_>, live: u64) -> Found {
         self.uses += 1;
         let uses = self.uses;
+        self.take_into_capture(wanted);
         let Some(weight) = self.get(wanted) else { return Found::New };
         if weight.serves(wanted)
             && let Some(copy) = &mut weight.training
@@ -321,6 +348,14 @@ impl WeightCache {
         }
     }
 
+    /// Replaces the scales that recorded steps read of a domain whose state was loaded, so that they continue from it. `loaded`
+    /// returns the scale of a slot's weight, if there is one.
+    pub(crate) fn reload(&self, domain: usize, loaded: impl Fn(usize) -> Option<f32>) -> Result<()> {
+        let captured = self.captured.iter().filter(|captured| captured.domain == domain);
+        let scales = captured.filter_map(|captured| Some((&captured.scale, loaded(captured.slot)?)));
+        scales.into_iter().try_for_each(|(cell, scale)| cell.write(scale))
+    }
+
     /// Removes the copies that evaluations have made with the slots' scales under a domain, which starts again.
     pub(crate) fn forget_evaluations(&mut self, domain: usize) {
         for weights in self.by_slot.values_mut() {
@@ -333,10 +368,15 @@ impl WeightCache {
 
     /// Returns the scales of the copies that an open scope has used and not added, by slot: what a replay of it quantizes
     /// with.
-    pub(crate) fn scales_in_use(&self, domain: usize) -> impl Iterator<Item = (usize, &Cell)> {
+    pub(crate) fn scales_in_use(
+        &self,
+        domain: usize,
+        capture: Option<u64>,
+    ) -> impl Iterator<Item = (usize, &Cell)> {
+        let key = Key { domain, capture };
         let weights =
             self.by_slot.iter().flat_map(|(&slot, weights)| weights.iter().map(move |of| (slot, of)));
-        weights.filter(move |(_, weight)| weight.key.domain == domain).filter_map(|(slot, weight)| {
+        weights.filter(move |(_, weight)| weight.key == key).filter_map(|(slot, weight)| {
             let (record, copy) = (weight.record.as_ref()?, weight.training.as_ref()?);
             let step_scale = record.step_scale.as_ref().filter(|_| !copy.is_settled);
             Some((slot, step_scale.unwrap_or(&record.scale)))

@@ -123,7 +123,7 @@ fn every_length(device: &Device) -> Outcome {
     Ok(())
 }
 
-pub(super) /// Amaxes of a slot, and its scale and cast scale after each.
+/// Amaxes of a slot, and its scale and cast scale after each.
 fn cast_scales_are_those_before_the_update_or_the_first(device: &Device) -> Outcome {
     let rule = exact(Encoding::E4M3);
     for first in [UNSET, 1.0] {
@@ -141,12 +141,8 @@ fn cast_scales_are_those_before_the_update_or_the_first(device: &Device) -> Outc
         ];
         let options = ArenaOptions { history_len: 2, first_scale: first, ..ArenaOptions::default() };
         let mut arena = Arena::new(11, options, device)?;
-        let update = ScaleUpdate {
-            amax: AmaxRule::MostRecent,
-            rule: &rule,
-            interval: 1,
-            record_non_finite: false,
-        };
+        let update =
+            ScaleUpdate { amax: AmaxRule::MostRecent, rule: &rule, interval: 1, record_non_finite: false };
         for (step, (amax, scale, cast_scale)) in steps.into_iter().enumerate() {
             // Slot 3 runs a step later than slot 10, and the others do not.
             for (slot, delay) in [(10, 0), (3, 1)] {
@@ -173,8 +169,7 @@ fn cast_scales_of_an_update_that_keeps_the_scales(device: &Device) -> Outcome {
     let rule = exact(Encoding::E4M3);
     let options = ArenaOptions { history_len: 1, first_scale: 1.0, ..ArenaOptions::default() };
     let mut arena = Arena::new(1, options, device)?;
-    let update =
-        ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval: 2, record_non_finite: false };
+    let update = ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval: 2, record_non_finite: false };
     let steps = [(3.5, 1.0, UNSET), (7.0, 64.0, 64.0), (3.5, 64.0, 64.0), (3.5, 128.0, 64.0)];
     for (amax, scale, cast_scale) in steps {
         arena.merge_staged(&[amax])?;
@@ -184,7 +179,7 @@ fn cast_scales_of_an_update_that_keeps_the_scales(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
+pub(super) fn staging(arena: &Arena, slot: usize) -> Result<&Cell, Error> {
     arena.staging(slot).ok_or(Error::Option {
         op: "test",
         option: "slot",

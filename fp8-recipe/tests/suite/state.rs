@@ -284,3 +284,67 @@ fn state_has_names_and_leaves_out_recipes_without_any() {
          reduce_amax=true,calibrate_first_step=true,record_non_finite=false,zero_is_skipped=false)"
     );
 }
+
+/// The state of a run, interrupted or not, by recipe, direction and length.
+fn arenas(scaling: &Scaling) -> Vec<fp8_recipe::ArenaState> {
+    let mut arenas = scaling.state().unwrap().arenas;
+    arenas.sort_by_key(|of| (of.recipe.clone(), of.direction.name(), of.amax_history.len()));
+    arenas
+}
+
+fn reloaded(saved: &Scaling) -> Scaling {
+    let mut resumed = scaling(&["a"]);
+    resumed.load_state(&saved.state().unwrap()).unwrap();
+    resumed
+}
+
+#[test]
+fn recipes_that_differ_in_length_alone_keep_their_own_arenas_after_a_load() {
+    let mut undisturbed = scaling(&["a"]);
+    for amax in [8.0, 4.0, 2.0] {
+        step(&mut undisturbed, &with_len(5), &input("a"), &[amax]).unwrap();
+    }
+    let mut resumed = reloaded(&undisturbed);
+    for scaling in [&mut undisturbed, &mut resumed] {
+        step(scaling, &with_len(3), &input("a"), &[1.0]).unwrap();
+    }
+    assert_eq!(arenas(&undisturbed), arenas(&resumed));
+    let mut resumed = reloaded(&resumed);
+    for scaling in [&mut undisturbed, &mut resumed] {
+        step(scaling, &with_len(5), &input("a"), &[1.0]).unwrap();
+    }
+    assert_eq!(arenas(&undisturbed), arenas(&resumed));
+    assert_eq!(slot_states(&undisturbed, &input("a"))[0], (56.0, vec![8.0, 4.0, 2.0, 1.0]));
+}
+
+#[test]
+fn an_arena_that_was_never_updated_follows_the_others_after_a_load_too() {
+    let joins = Recipe::from(DelayedScaling { margin: 1, ..short() });
+    let run = |is_interrupted: bool| {
+        let mut scaling = scaling(&["a"]);
+        let interrupt = |scaling: &mut Scaling| {
+            if is_interrupted {
+                *scaling = reloaded(scaling);
+            }
+        };
+        let both = |scaling: &mut Scaling, recipe: &Recipe, amax: f32| {
+            let origin = step(scaling, recipe, &input("a"), &[amax]).unwrap();
+            let mut cx = scaling.backward().unwrap();
+            let dy8 = backward(&mut cx, &origin, &grad("a"), &[amax]);
+            cx.commit().unwrap();
+            scale_of(&dy8)
+        };
+        both(&mut scaling, &short().into(), 4.0);
+        // One scope is dropped, another has no backward.
+        drop(scaling.autocast(&joins).unwrap());
+        step(&mut scaling, &with_len(6), &input("a"), &[4.0]).unwrap();
+        interrupt(&mut scaling);
+        both(&mut scaling, &short().into(), 8.0);
+        interrupt(&mut scaling);
+        let scales = [both(&mut scaling, &joins, 1.0), both(&mut scaling, &with_len(6), 1.0)];
+        (scales, arenas(&scaling))
+    };
+    let (undisturbed, resumed) = (run(false), run(true));
+    assert_eq!(undisturbed, resumed);
+    assert_eq!(undisturbed.0[0], 57344.0 / 2.0 / 8.0);
+}

@@ -213,7 +213,10 @@ fn a_copy_made_before_its_slot_had_a_scale_is_made_again_once_it_has_one() {
     };
     let recipes: [(Recipe, [f32; 2]); 4] = [
         (DelayedScaling { calibrate_first_step: false, ..short() }.into(), [1.0, 128.0]),
-        (DelayedScaling { amax_compute_algo: AmaxComputeAlgo::Custom(twice), ..short() }.into(), [128.0, 64.0]),
+        (
+            DelayedScaling { amax_compute_algo: AmaxComputeAlgo::Custom(twice), ..short() }.into(),
+            [128.0, 64.0],
+        ),
         (Recipe::custom(Half), [128.0, 64.0]),
         (short().into(), [128.0, 128.0]), // calibrated by its own tensor
     ];

@@ -156,9 +156,9 @@ pub(crate) fn chosen(
 
 /// Returns the scale for an amax. `stored` is the slot's scale so far, which is negative if no recorded amax has determined it.
 pub(crate) fn scale(update: &ScaleUpdate<'_>, amax: f32, stored: f32) -> Result<f32> {
-    if !is_usable(amax) {
+    if stored < 0.0 && !is_usable(amax) {
         // A slot is calibrated from its first finite amax > 0; before that it stays unset.
-        return Ok(stored.max(UNSET));
+        return Ok(UNSET);
     }
     update.rule.scale(amax, if stored < 0.0 { 1.0 } else { stored })
 }
