@@ -3,7 +3,9 @@
 //! - **operations**: calls with random shapes, types, values and devices, on the CPU and on the simulated GPU, whose results
 //!   must agree;
 //! - **files**: mutated checkpoints, of which none may break a model;
-//! - **kills**: processes that are killed while they save.
+//! - **kills**: processes that are killed while they save;
+//! - **sequences**: training that is saved and loaded at random places, under every recipe, whose results must be those of
+//!   training that is not (`fp8-nn/tests/suite/interruptions.rs`).
 //!
 //! A failure is a panic, a hang, the death of the process, a report of the simulated device, a wrong result, or a file that
 //! is lost or left. Attacks run in processes of their own, which are watched, and may not allocate more than a few GiB. A
@@ -42,6 +44,8 @@ enum Part {
     Files,
     /// Processes killed while they save
     Kills,
+    /// Training that is saved and loaded at random places
+    Sequences,
 }
 
 impl Part {
@@ -50,6 +54,7 @@ impl Part {
             Self::Operations => "operations",
             Self::Files => "files",
             Self::Kills => "kills",
+            Self::Sequences => "sequences",
         }
     }
 }
@@ -129,7 +134,21 @@ pub(crate) fn run(options: &Attack) -> Result<ExitCode> {
     let attacker = Attacker::new(options, devices, library)?;
     let tally = attacker.all(FULL)?;
     print!("{}", tally.report());
+    if options.only.is_none_or(|only| only == Part::Sequences) && options.at.is_none() {
+        sequences(options.seed)?;
+    }
     Ok(if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sequences of calls under each recipe. The test run does a few of them.
+const SEQUENCES: u64 = 400;
+
+fn sequences(seed: u64) -> Result<()> {
+    let sh = shell()?;
+    let (count, first) = (SEQUENCES.to_string(), seed.wrapping_mul(SEQUENCES).to_string());
+    println!("\nsequences: {count} under each recipe, from seed {first}");
+    let test = xshell::cmd!(sh, "cargo test --package fp8-nn --test suite interruptions");
+    Ok(test.env("FP8_TEST_SEQUENCES", count).env("FP8_TEST_SEED", first).run()?)
 }
 
 /// A short draw, for `cargo xtask test`.

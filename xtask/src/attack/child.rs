@@ -42,6 +42,7 @@ pub(super) fn run(options: &Attack) -> Result<ExitCode> {
         Part::Operations => Attacker::Operations(Box::new(Operations::open(options)?)),
         Part::Files => Attacker::Files(Box::new(super::files::Files::new(options)?)),
         Part::Kills => return super::kills::child(options),
+        Part::Sequences => return Err("sequences are tests of fp8-nn, not a process that attacks".into()),
     };
     let mut number = options.first;
     while number < options.last {
