@@ -4,9 +4,6 @@
 //! chosen. A recipe's arenas have the slots that the recipe uses and no others. The slots of a model are ordered so that those
 //! of each recipe are contiguous: see [`SlotUse`].
 
-use crate::SlotName;
-use std::ops::Range;
-
 /// How far a recipe takes attention into FP8: what its options `fp8_dpa` and `fp8_mha` say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Fp8Attention {
@@ -47,7 +44,7 @@ impl Fp8Attention {
         [Self::Dpa, Self::Mha].into_iter().find_map(strip).unwrap_or(key)
     }
 
-    const fn index(self) -> usize {
+    pub(crate) const fn index(self) -> usize {
         self as usize
     }
 }
@@ -100,52 +97,9 @@ impl SlotUse {
     }
 }
 
-/// For each kind of recipe, the range of slots that it uses.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct UsedSlots([Range<usize>; 3]);
-
-impl UsedSlots {
-    /// Returns the ranges in `slots`, which are sorted by their use.
-    pub(crate) fn new(slots: &[SlotName]) -> Self {
-        Self(Fp8Attention::ALL.map(|attention| {
-            let is_used = |slot: &SlotName| slot.used_by().is_by(attention);
-            let start = slots.iter().position(is_used).unwrap_or(0);
-            start..slots.iter().rposition(is_used).map_or(start, |last| last + 1)
-        }))
-    }
-
-    pub(crate) fn of(&self, attention: Fp8Attention) -> Range<usize> {
-        self.0[attention.index()].clone()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SlotRole;
-
-    #[test]
-    fn the_slots_of_each_kind_of_recipe_are_contiguous() {
-        let all = [SlotUse::Dpa, SlotUse::Always, SlotUse::DpaOrMha, SlotUse::Mha];
-        assert!(all.is_sorted());
-        for left_out in 0..1 << all.len() {
-            let uses = all.iter().enumerate().filter(|(index, _)| left_out & (1 << index) == 0);
-            let slot = |(_, used): (usize, &SlotUse)| {
-                [1, 2].map(|i| SlotName::of_attention(&format!("{i}"), SlotRole::Input, *used))
-            };
-            let slots: Vec<SlotName> = uses.flat_map(slot).collect();
-            for attention in Fp8Attention::ALL {
-                let range = UsedSlots::new(&slots).of(attention);
-                for (index, slot) in slots.iter().enumerate() {
-                    assert_eq!(
-                        range.contains(&index),
-                        slot.used_by().is_by(attention),
-                        "{left_out}, {index}"
-                    );
-                }
-            }
-        }
-    }
 
     #[test]
     fn a_suffix_is_stripped_from_the_end_of_a_key_alone() {

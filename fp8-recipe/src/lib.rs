@@ -11,6 +11,7 @@ mod format;
 mod fp8_attention;
 mod scale_source;
 mod slots;
+mod used_slots;
 
 // Recipes: what all have in common, each kind, and their names.
 mod amax_compute_algo;

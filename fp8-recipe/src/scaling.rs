@@ -4,7 +4,7 @@ use crate::assignment::Assignment;
 use crate::by_direction::ByDirection;
 use crate::domain::Domain;
 use crate::dropout::Randomness;
-use crate::fp8_attention::{Fp8Attention, UsedSlots};
+use crate::fp8_attention::Fp8Attention;
 use crate::frame::{Frame, Mode};
 use crate::outcome::Ending;
 use crate::overflow::Overflow;
@@ -14,6 +14,7 @@ use crate::records::Records;
 use crate::saved::Saved;
 use crate::scope::{Awaiting, Scope};
 use crate::squares::Measured;
+use crate::used_slots::UsedSlots;
 use crate::weights::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,

@@ -47,7 +47,6 @@ impl Arena {
     ///
     /// # Errors
     /// Another number of scales than slots; the device failed.
-    #[expect(clippy::needless_pass_by_ref_mut, reason = "it replaces what an update computes")]
     pub fn set_cast_scales(&mut self, scales: &[f32]) -> Result<()> {
         self.expect_rows("set_cast_scales", scales, scales.len() == self.slots)?;
         self.write_cast_scales(scales)
@@ -56,7 +55,8 @@ impl Arena {
     pub(super) fn write_cast_scales(&self, scales: &[f32]) -> Result<()> {
         let mut cast_scales = host::copied("set_cast_scales", scales)?;
         // A provisional scale comes from no recorded amax.
-        cast_scales.iter_mut().filter(|scale| !(**scale > 0.0)).for_each(|scale| *scale = UNSET);
+        let provisional = cast_scales.iter_mut().filter(|scale| scale.is_nan() || **scale <= 0.0);
+        provisional.for_each(|scale| *scale = UNSET);
         self.cast_scale.write(0, &cast_scales)
     }
 

@@ -89,6 +89,7 @@ absent!(Buffer {
 absent!(Known {
     fn of_copy(&self) -> Result<Self>;
     fn is_set(&self, usize) -> bool;
+    fn was_read(&self, usize);
     fn refresh(&self, &Buffer) -> Result<()>;
 });
 
