@@ -402,8 +402,6 @@ impl AdamW {
             });
             stored[group].push(codes);
         }
-        versions.iter().for_each(|version| version.advance());
-        device.on_replay(Arc::new(Versions(versions)));
         let OnDevice { factors, skipped } = progress.on_device(device)?;
         // One call checks all groups, so an error before the first launch changes nothing.
         let mut groups: Vec<AdamWGroup<'_, '_>> =
@@ -418,6 +416,9 @@ impl AdamW {
             }
             None => ops::adamw_groups(groups, norm.map(|norm| NormCheck { norm, skipped }))?,
         };
+        // An error before the first launch has changed no value; one after it makes the device unusable.
+        versions.iter().for_each(|version| version.advance());
+        device.on_replay(Arc::new(Versions(versions)));
         let names = groups.iter().flat_map(|(tensors, _)| tensors.iter().map(|tensor| tensor.name));
         let codes = codes.into_iter().flatten().zip(stored.into_iter().flatten());
         for ((new, stored), name) in codes.zip(names) {

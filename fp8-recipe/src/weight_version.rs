@@ -16,17 +16,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// assert_ne!(w.current(), first);
 /// w.end_step(); // an optimizer step is over, whether or not it changed the value
 /// assert_eq!((w.steps(), other.steps()), (1, 0));
+/// w.retreat(); // the step did not run
+/// w.resume_step();
+/// assert_eq!((w.current(), w.steps()), (first, 0));
 /// ```
 #[derive(Debug)]
 pub struct WeightVersion {
     version: AtomicU64,
+    /// The version before the last change.
+    previous: AtomicU64,
     steps: AtomicU64,
 }
 
 impl WeightVersion {
     /// Returns a version that no other value in the process has.
     pub fn new() -> Self {
-        Self { version: AtomicU64::new(next()), steps: AtomicU64::new(0) }
+        let version = next();
+        Self {
+            version: AtomicU64::new(version),
+            previous: AtomicU64::new(version),
+            steps: AtomicU64::new(0),
+        }
     }
 
     /// Returns the version of the present value.
@@ -36,7 +46,12 @@ impl WeightVersion {
 
     /// Gives the value a new version, after it has changed.
     pub fn advance(&self) {
-        self.version.store(next(), Relaxed);
+        self.previous.store(self.version.swap(next(), Relaxed), Relaxed);
+    }
+
+    /// Takes the last [`advance`](Self::advance) back, after a recorded step or a replay that did not run.
+    pub fn retreat(&self) {
+        self.version.store(self.previous.load(Relaxed), Relaxed);
     }
 
     /// Returns the number of optimizer steps so far.
@@ -48,6 +63,11 @@ impl WeightVersion {
     /// skipped. Under Transformer Engine's rules, copies that were quantized before a scale was known serve until then.
     pub fn end_step(&self) {
         self.steps.fetch_add(1, Relaxed);
+    }
+
+    /// Takes the last [`end_step`](Self::end_step) back, after a recorded step or a replay that did not run.
+    pub fn resume_step(&self) {
+        self.steps.fetch_sub(1, Relaxed);
     }
 }
 

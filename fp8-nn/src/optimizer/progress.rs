@@ -178,6 +178,10 @@ impl Replayed for Versions {
         self.0.iter().for_each(|version| version.advance());
         Ok(())
     }
+
+    fn retreat(&self) {
+        self.0.iter().for_each(|version| version.retreat());
+    }
 }
 
 /// The parameters that have seen a step, changed or not.
@@ -195,5 +199,9 @@ impl Replayed for Ended {
     fn advance(&self) -> fp8_kernels::Result<()> {
         self.0.iter().for_each(|version| version.end_step());
         Ok(())
+    }
+
+    fn retreat(&self) {
+        self.0.iter().for_each(|version| version.resume_step());
     }
 }

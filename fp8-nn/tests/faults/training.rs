@@ -104,7 +104,8 @@ impl Training {
     }
 
     pub(crate) fn save(&self, folder: &Path) -> Result<()> {
-        checkpoint::save(folder, &self.model, &self.optimizer, &self.scaling, &BTreeMap::new())
+        let (none, options) = (BTreeMap::new(), checkpoint::SaveOptions { without_gradients: true });
+        checkpoint::save_with(folder, &self.model, &self.optimizer, &self.scaling, &none, &options)
     }
 
     /// As after the warm-up.
