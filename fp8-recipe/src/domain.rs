@@ -104,6 +104,11 @@ impl Domain {
         is_final || arenas.forward.is_determined(slot)
     }
 
+    /// Returns whether a slot of the forward pass has a scale, as far as the host knows.
+    pub(crate) fn is_determined(&self, slot: usize) -> bool {
+        self.arenas.as_ref().is_some_and(|arenas| arenas.forward.is_determined(slot))
+    }
+
     /// Returns how often one of its arenas was updated.
     pub(crate) fn updates(&self, direction: Direction) -> u64 {
         self.arenas.as_ref().map_or(0, |arenas| arenas[direction].updates())

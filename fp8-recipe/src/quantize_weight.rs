@@ -86,7 +86,8 @@ impl Forward<'_> {
             return Ok(ops::quantize(weight, &self.scaling.slot(name, slot, self.frame, &self.mode)?)?);
         };
         let capture = weight.device().capture_number();
-        let wanted = Wanted { slot, domain, version, of, capture, is_constant };
+        let is_determined = self.scaling.domains[domain].is_determined(slot);
+        let wanted = Wanted { slot, domain, version, of, capture, is_constant, is_determined };
         let live = self.scaling.domains[domain].updates(Direction::Forward);
         let found = match &self.mode {
             Mode::Record => self.scaling.weights.for_training(&wanted),

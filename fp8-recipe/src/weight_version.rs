@@ -32,11 +32,7 @@ impl WeightVersion {
     /// Returns a version that no other value in the process has.
     pub fn new() -> Self {
         let version = next();
-        Self {
-            version: AtomicU64::new(version),
-            previous: AtomicU64::new(version),
-            steps: AtomicU64::new(0),
-        }
+        Self { version: AtomicU64::new(version), previous: AtomicU64::new(version), steps: AtomicU64::new(0) }
     }
 
     /// Returns the version of the present value.

@@ -45,6 +45,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) capture: Option<u64>,
     /// Whether no step changes the weight.
     pub(crate) is_constant: bool,
+    /// Whether the slot has a scale, as far as the host knows.
+    pub(crate) is_determined: bool,
 }
 
 impl Wanted<'_> {
@@ -226,6 +228,9 @@ impl WeightCache {
         // A replay is another step.
         weight.step = None;
         if let Some(record) = &weight.record {
+            if wanted.is_determined {
+                record.scale.assume_determined();
+            }
             let Wanted { slot, domain, version, .. } = *wanted;
             let captured = Captured { slot, domain, version, scale: record.scale.clone() };
             if !self.captured.contains(&captured) {

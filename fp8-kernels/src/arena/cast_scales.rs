@@ -115,24 +115,15 @@ pub struct KeptScales {
 }
 
 impl KeptScales {
-    /// Copies the scales of `arena`, in one copy on the device, and returns the cells of `slots`. The host learns without
-    /// waiting which of them no recorded amax has determined.
+    /// Copies the scales of `arena`, in one copy on the device, and returns the cells of `slots`. Nothing waits.
     ///
     /// # Errors
     /// A slot that the arena does not have; another arena than the one that allocated the cells; the device failed.
     pub fn fill(self, arena: &Arena, slots: &[usize]) -> Result<Vec<Cell>> {
         self.cells.copy_from(&arena.cast_scale)?;
         let cells: Vec<Cell> = slots.iter().map(|&slot| self.cells.handle(slot)).collect::<Result<_>>()?;
-        let mut is_known = true;
-        for (cell, &slot) in cells.iter().zip(slots) {
-            match arena.is_determined(slot) {
-                true => cell.note_set(),
-                false => is_known = false,
-            }
-        }
-        if !is_known {
-            drop(self.cells.refresh_known()); // a cell that is not known costs time only
-        }
+        let determined = cells.iter().zip(slots).filter(|(_, slot)| arena.is_determined(**slot));
+        determined.for_each(|(cell, _)| cell.assume_determined());
         Ok(cells)
     }
 }

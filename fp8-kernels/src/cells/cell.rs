@@ -124,8 +124,17 @@ impl Cell {
         }
     }
 
-    /// Notes that queued work leaves a scale above 0 in the cell.
-    pub(crate) fn note_set(&self) {
+    /// Makes operations use the magnitude of the cell, also if it is [`UNSET`](crate::UNSET): they then do not look for the
+    /// tensor's own amax, and can be recorded in a graph. It has no effect on the CPU, which reads the cell.
+    ///
+    /// ```
+    /// use fp8_kernels::{Cell, Device};
+    /// let scale = Cell::new(128.0, &Device::cpu())?;
+    /// scale.assume_determined();
+    /// assert_eq!(scale.read()?, 128.0);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn assume_determined(&self) {
         if let CellBlock::Cuda(_, known) = &self.cells.block {
             known.was_read(self.index);
         }

@@ -132,7 +132,7 @@ fn every_mistake_is_named() {
         (
             "recipe = \"current\"\nmargin = 1",
             "unknown key `margin`: the options of current are granularity, fp8_format, power_2_scale, amax_epsilon, \
-             use_split_accumulator, override_linear_precision",
+             use_split_accumulator, override_linear_precision, fp8_dpa, fp8_mha",
         ),
         ("recipe = \"off\"\nmargin = 1", "unknown key `margin`: off has no options"),
         ("recipe = \"delayed\"\nmargin = 1.5", "margin = 1.5: expected a whole number"),
