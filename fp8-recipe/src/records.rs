@@ -5,6 +5,7 @@ use crate::domain::Domain;
 use crate::weights::{Added, Record};
 use fp8_kernels::{Cell, KeptScales};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// What the commit of a scope collects, domain by domain.
 #[derive(Debug, Default)]
@@ -27,10 +28,10 @@ impl Records {
         for &Added { domain, .. } in added {
             let of = &domains[domain];
             let (Some(state), Some(arenas)) = (of.policy.state(), &of.arenas) else { continue };
-            if !by_domain.contains_key(&domain) {
+            if let Entry::Vacant(entry) = by_domain.entry(domain) {
                 let arena = arenas.forward.own();
                 let step_scales = state.keeps_first_copies().then(|| arena.copy_scales()).transpose()?;
-                by_domain.insert(domain, Pending { kept: arena.kept_scales()?, step_scales });
+                entry.insert(Pending { kept: arena.kept_scales()?, step_scales });
             }
         }
         Ok(Self { by_domain })

@@ -61,6 +61,7 @@ impl Wanted<'_> {
 }
 
 /// How a layer gets its weight.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 #[derive(Debug)]
 pub(crate) enum Found {
     /// A copy that exists.

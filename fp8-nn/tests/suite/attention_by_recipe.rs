@@ -97,7 +97,7 @@ fn trained(options: Options, recipes: &[Recipe]) -> Scaling {
 #[test]
 fn slots_that_no_recipe_uses_show_nowhere() {
     for recipe in [delayed(), current(), Recipe::from_name("block").unwrap(), crate::support::custom()] {
-        let [left, without] = [LEFT, HIGH].map(|options| trained(options, &[recipe.clone()]));
+        let [left, without] = [LEFT, HIGH].map(|options| trained(options, std::slice::from_ref(&recipe)));
         assert!(left.state().unwrap() == without.state().unwrap(), "{recipe}: checkpoints");
         assert!(left.slot_reports().unwrap() == without.slot_reports().unwrap(), "{recipe}: reports");
         assert!(left.state_digests().unwrap() == without.state_digests().unwrap(), "{recipe}: digests");
@@ -196,7 +196,7 @@ fn scales_for_blocks_leave_attention_in_high_precision_and_reports_say_so() {
     let plain = CurrentScaling::rowwise().into();
     assert!(run(attention(LEFT, true), &rowwise) == run(attention(HIGH, true), &plain));
     for (options, recipe) in [(DPA, Recipe::from_name("mxfp8").unwrap()), (LEFT, rowwise)] {
-        let scaling = trained(options, &[recipe.clone()]);
+        let scaling = trained(options, std::slice::from_ref(&recipe));
         let reports = scaling.slot_reports().unwrap();
         let says = reports.iter().filter(|slot| slot.stays_in_high_precision).map(|slot| slot.to_string());
         let names =

@@ -16,7 +16,7 @@ type Group = Arc<dyn ProcessGroup>;
 fn ranks(ids: &[&'static str], f: impl Fn(&[Group]) + Sync) {
     let mut of_rank = [Vec::new(), Vec::new()];
     for id in ids {
-        let handles = local(*id, 2, Duration::from_secs(60)).unwrap();
+        let handles = local(id, 2, Duration::from_secs(60)).unwrap();
         of_rank.iter_mut().zip(handles).for_each(|(all, handle)| all.push(handle as Group));
     }
     thread::scope(|scope| {

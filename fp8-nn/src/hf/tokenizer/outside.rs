@@ -108,7 +108,7 @@ pub(super) fn add(folder: &Path, bytes: &[u8], tokenizer: &mut tokenizers::Token
     if is_legacy {
         by_id.extend(own_tokens(bytes).map_err(of(super::FILE))?);
     }
-    let added = special.to_add(by_id, tokenizer);
+    let added = special.into_added(by_id, tokenizer);
     caught(|| tokenizer.add_tokens(added)).map_err(of(super::FILE))?;
     if let Some((map, _)) = &config {
         let splits = Fields::new(map, "").flag("split_special_tokens").map_err(of(CONFIG))?;
@@ -259,7 +259,11 @@ impl Special {
     }
 
     /// Returns what is added to the tokenizer, in the order in which new ids are given.
-    fn to_add(mut self, by_id: BTreeMap<u32, Token>, tokenizer: &tokenizers::Tokenizer) -> Vec<AddedToken> {
+    fn into_added(
+        mut self,
+        by_id: BTreeMap<u32, Token>,
+        tokenizer: &tokenizers::Tokenizer,
+    ) -> Vec<AddedToken> {
         // What has an id has its flags, too.
         let by_content: BTreeMap<&str, &Token> =
             by_id.values().map(|token| (token.content(), token)).collect();
