@@ -387,9 +387,11 @@ impl Scaling {
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }
-        records.after_update(&self.domains, &scope.cached)?.into_iter().for_each(|(added, record)| {
-            self.weights.record(added, record);
-        });
+        match records.after_update(&self.domains, &scope.cached) {
+            Ok(records) => records.into_iter().for_each(|(added, record)| self.weights.record(added, record)),
+            // The scales have been updated. Weights without a record are quantized and recorded again.
+            Err(_) => self.weights.undo(std::mem::take(&mut scope.cached)),
+        }
         if let Some(overflow) = &self.overflow {
             overflow.finish(&scope.overflow)?;
         }

@@ -113,6 +113,7 @@ pub(crate) fn is_dispensable(function: &str) -> bool {
         "cuEventRecord",
         "cuMemAllocAsync",
         "cuMemHostAlloc",
+        "cuMemcpyDtoDAsync_v2", // without a copy of its scale, a weight is quantized again in the next scope
         "cuMemcpyDtoHAsync_v2",
         "nvrtcVersion",
     ];

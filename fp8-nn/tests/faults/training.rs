@@ -99,7 +99,12 @@ impl Training {
         let (len, rest) = file.split_first_chunk::<8>().unwrap();
         let (header, tensors) = rest.split_at(usize::try_from(u64::from_le_bytes(*len)).unwrap());
         let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
-        header["__metadata__"].as_object_mut().unwrap().remove("fp8.without_gradients");
+        let metadata = header["__metadata__"].as_object_mut().unwrap();
+        metadata.remove("fp8.without_gradients");
+        // A recording that fails has committed its scopes on the host.
+        let scaling = metadata["fp8.scaling"].as_str().unwrap();
+        let scaling = scaling.replace("\"awaits_backward\":true", "\"awaits_backward\":false");
+        metadata.insert("fp8.scaling".to_owned(), scaling.into());
         [header.to_string().into_bytes(), tensors.to_vec()].concat()
     }
 
