@@ -49,7 +49,7 @@ impl Fp8Attention {
     }
 }
 
-/// Which recipes use the slot of a tensor that attention reads: see [`SlotName::of_attention`].
+/// Which recipes use the slot of a tensor that attention reads: see [`SlotName::of_attention`](crate::SlotName::of_attention).
 ///
 /// The other recipes leave the slot off, and it is in none of their arenas, checkpoints and reports.
 ///

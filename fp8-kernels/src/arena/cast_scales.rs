@@ -9,7 +9,7 @@ impl Arena {
     /// so that an FP8 copy can be made anew. For a slot whose scale came from a recorded amax before that update, this is the
     /// scale that it had then. For one whose scale comes from a recorded amax since that update, it is the new scale, because
     /// the scope quantized with a first scale. [`UNSET`] if no recorded amax has determined a scale: such a slot has its
-    /// [`first_scale`](ArenaOptions::first_scale) or, if that is [`UNSET`], takes each tensor's own.
+    /// [`first_scale`](crate::ArenaOptions::first_scale) or, if that is [`UNSET`], takes each tensor's own.
     ///
     /// ```
     /// use fp8_kernels::{Arena, ArenaOptions, Device, ScalePolicy, ScaleRule, UNSET, ops};
