@@ -319,7 +319,7 @@ fn update_scales() -> Vec<Case> {
     let history: Vec<f32> = (0..slots * rows).map(|i| 1.0 + (i * 7 % 13) as f32).collect();
     let case = Case::new([2, 1, 1], 32).cells(floats(&history)).cells(floats(&vec![2.0; slots]));
     let counts = || vec![0; 8 * slots];
-    let case = case.cells(floats(&vec![2.0; slots])).cells(counts()).cells(counts()).cells(counts());
+    let case = case.cells(floats(&vec![REST; slots])).cells(counts()).cells(counts()).cells(counts());
     let case = case.u64(slots).u64(rows).f32(REST).u32(1).u64(rows).f32(0.0).u32(0);
     vec![case.u32(0).f32(448.0).f32(448.0).u32(0).f32(0.0)]
 }
