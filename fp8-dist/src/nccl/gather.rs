@@ -68,7 +68,7 @@ impl Group {
         let mut dims = x.shape().to_vec();
         let scalar = || self.shape_error(call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
         *dims.first_mut().ok_or_else(scalar)? = shards.iter().filter_map(|shape| shape.first()).sum();
-        self.empty(Shape::from_slice(&dims).ok_or_else(scalar)?, x.dtype())
+        self.empty_like(x, Shape::from_slice(&dims).ok_or_else(scalar)?, x.dtype())
     }
 
     /// Gathers a quantized tensor, through the hosts or on the devices alone (see the header of this file).
@@ -157,12 +157,12 @@ impl Group {
         let out = self.joined(&call, &elements, &agreed.shards)?;
         let ranks = agreed.shards.len();
         let each = vec![4; ranks];
-        let numbers = self.empty([ranks].into(), DType::I32)?;
+        let numbers = self.empty_like(&elements, [ranks].into(), DType::I32)?;
         let mut parts =
             vec![Parts { from: address(&agreed.number)?, to: address(&numbers)?, bytes: each.clone() }];
         let mut scales = None;
         if let Some(cell) = &scale {
-            let all = self.empty([ranks].into(), DType::F32)?;
+            let all = self.empty_like(&elements, [ranks].into(), DType::F32)?;
             parts.push(Parts { from: interop::cell_address(cell)?, to: address(&all)?, bytes: each });
             scales = Some(all);
         }

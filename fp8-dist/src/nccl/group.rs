@@ -224,8 +224,9 @@ impl Group {
         }
     }
 
-    pub(super) fn empty(&self, shape: Shape, dtype: DType) -> Result<Tensor> {
-        self.own(interop::unfilled(shape, dtype, &self.watched().device).map_err(Error::from))
+    /// Room for a result on the device of `x`, of which it has the transpose policy.
+    pub(super) fn empty_like(&self, x: &Tensor, shape: Shape, dtype: DType) -> Result<Tensor> {
+        self.own(interop::unfilled(shape, dtype, x.device()).map_err(Error::from))
     }
 
     pub(super) fn reduce(&self, call: &Call, x: &Tensor, op: ReduceOp, [from, to]: [u64; 2]) -> Result<()> {
@@ -326,7 +327,7 @@ impl ProcessGroup for Group {
         self.own(self.expect_device(&call, x.device()))?;
         self.compare_once(&call, x.dtype(), *x.shape())?;
         expect_f32(&call, x)?;
-        let out = self.empty(*x.shape(), DType::F32)?;
+        let out = self.empty_like(x, *x.shape(), DType::F32)?;
         let buffers = [self.own(address(x))?, self.own(address(&out))?];
         self.reduce(&call, x, op, buffers)?;
         Ok(out)
@@ -364,7 +365,7 @@ impl ProcessGroup for Group {
             || self.shape_error(&call, *x.shape(), "dimension 0 must be a multiple of the world size");
         let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(ranks)).ok_or_else(uneven)?;
         *rows /= ranks;
-        let out = self.empty(Shape::from_slice(&dims).ok_or_else(uneven)?, DType::F32)?;
+        let out = self.empty_like(x, Shape::from_slice(&dims).ok_or_else(uneven)?, DType::F32)?;
         if out.numel() > 0 {
             let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
             self.queue(&call, |api, comm, stream| {
@@ -388,7 +389,7 @@ impl ProcessGroup for Group {
         if root >= self.world_size() {
             return Err(Error::Root { call: call.to_string(), root, world_size: self.world_size() });
         }
-        let out = self.empty(*x.shape(), x.dtype())?;
+        let out = self.empty_like(x, *x.shape(), x.dtype())?;
         if out.numel() > 0 {
             let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
             let from = if self.rank() == root { self.own(address(x))? } else { to };

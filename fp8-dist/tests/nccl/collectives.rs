@@ -6,6 +6,8 @@ use fp8_kernels::{
     Cell, DType, Device, Encoding, Scale, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy, UNSET, ops,
 };
 
+const CURRENT: ScaleRule = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
+
 #[test]
 fn reductions() {
     let rig = Rig::new();
@@ -30,6 +32,31 @@ fn reductions() {
         let expected = [sum.clone(), max, sum.clone(), sum];
         assert!(results.iter().all(|result| *result == expected), "{n} ranks, seed {seed}");
     }
+    rig.finish();
+}
+
+#[test]
+fn results_have_the_transpose_policy_of_what_was_given() {
+    let rig = Rig::new();
+    ranks(2, |group, device| {
+        for policy in [TransposePolicy::WithCast, TransposePolicy::OnDemand, TransposePolicy::Never] {
+            let device = device.clone().with_transpose_policy(policy);
+            let x = tensor(&[1.0; 8], &[2, 4], DType::F32, &device);
+            let slot =
+                Slot { scale: Scale::FromAmax { amax: 1.0, rule: &CURRENT }, ..Slot::off(Encoding::E4M3) };
+            let gather = || quantized_all_gather(&*group, "quantized", &x, &slot).unwrap();
+            let results = [
+                group.all_reduce("x", &x, ReduceOp::Sum).unwrap(),
+                group.reduce_scatter("x", &x, ReduceOp::Sum).unwrap(),
+                group.all_gather("x", &x).unwrap(),
+                group.broadcast("x", &x, 1).unwrap(),
+                // The first call goes through the hosts, the second does not.
+                gather().dequantize(DType::F32).unwrap(),
+                gather().dequantize(DType::F32).unwrap(),
+            ];
+            assert_eq!(results.map(|x| x.device().transpose_policy()), [policy; 6]);
+        }
+    });
     rig.finish();
 }
 
@@ -108,15 +135,17 @@ fn quantized_bytes_of_one_device_with_an_outlier_on_the_last_rank() {
     let mut x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
     x[rows * cols - 1] = 1e4;
     let delayed = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
-    let current = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
     for (seed, shards) in SEEDS.into_iter().zip([[6, 6].as_slice(), &[3; 4], &[0, 5, 0, 7], &[5, 7]]) {
         rig.control.set("seed", &seed.to_string()).unwrap();
-        for is_delayed in [true, false] {
+        let policies = [TransposePolicy::WithCast, TransposePolicy::OnDemand, TransposePolicy::Never];
+        for (is_delayed, policy) in
+            [true, false].into_iter().flat_map(|it| policies.map(|policy| (it, policy)))
+        {
             let quantize = |device: &Device, f: &dyn Fn(&Slot<'_>) -> fp8_kernels::Operand| {
                 let scale = Cell::new(UNSET, device).unwrap();
                 let scale_of = match is_delayed {
                     true => Scale::Cell { cell: &scale, first: &delayed, keep: true },
-                    false => Scale::FromTensor(&current),
+                    false => Scale::FromTensor(&CURRENT),
                 };
                 let slot = Slot { scale: scale_of, columnwise: true, ..Slot::off(Encoding::E4M3) };
                 let whole = f(&slot);
@@ -125,17 +154,19 @@ fn quantized_bytes_of_one_device_with_an_outlier_on_the_last_rank() {
                 let kept = scale.read().unwrap();
                 (whole.codes().unwrap(), columns, whole.scale_inv().item().unwrap(), kept)
             };
-            let cpu = Device::cpu().with_transpose_policy(TransposePolicy::WithCast);
+            let cpu = Device::cpu().with_transpose_policy(policy);
             let joined = tensor(&x, &[rows, cols], DType::BF16, &cpu);
             let expected = quantize(&cpu, &|slot| ops::quantize(&joined, slot).unwrap());
             let results = ranks(shards.len(), |group, device| {
                 let rank = group.rank();
                 let start = shards[..rank].iter().sum::<usize>() * cols;
                 let mine = &x[start..start + shards[rank] * cols];
+                let device = &device.clone().with_transpose_policy(policy);
                 let shard = tensor(mine, &[shards[rank], cols], DType::BF16, device);
                 quantize(device, &|slot| quantized_all_gather(&*group, "x", &shard, slot).unwrap())
             });
-            assert!(results.iter().all(|result| *result == expected), "{shards:?}, seed {seed}");
+            assert!(results.iter().all(|result| *result == expected), "{shards:?} {policy:?}, seed {seed}");
+            assert_eq!(expected.1.is_some(), policy == TransposePolicy::WithCast);
             assert_eq!(expected.2, (448.0f32 / 9984.0).recip()); // 1e4 in bf16
         }
     }

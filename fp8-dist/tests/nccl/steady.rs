@@ -79,6 +79,7 @@ fn steady_gathers_read_nothing_and_wait_for_no_rank() {
     let count = || reads.map(|function| rig.calls(function));
     let results = join(2, PATIENT, |rank, group, device| {
         let group = group.unwrap();
+        let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
         let scale = Cell::new(3.0, device).unwrap();
         let slots = [
             ("held", cell(&scale)),
@@ -178,6 +179,7 @@ fn a_scale_that_differs_is_told_at_the_next_wait_of_every_rank() {
     let rig = Rig::new();
     let whole = values(3 * 16, 1);
     let errors = ranks(3, |group, device| {
+        let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
         let rank = group.rank();
         let scale = Cell::new(2.0, device).unwrap();
         let x = shard(&whole, &[1, 1, 1], rank, 16, DType::F32, device);
