@@ -86,7 +86,7 @@ pub struct Arena {
 /// reduction covers both.
 const LEAD: usize = 32;
 
-/// How many committed scopes have updated an arena.
+/// The number of committed scopes that have updated an arena.
 #[derive(Debug, Default)]
 struct Updates {
     count: AtomicU64,

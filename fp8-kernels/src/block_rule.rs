@@ -70,7 +70,7 @@ impl BlockRule {
         Err(Error::Option { op, option: "blocks", value: blocks.to_string(), remedy: remedy.to_owned() })
     }
 
-    /// How the factors of the rowwise and of the columnwise codes are shared.
+    /// Returns how the rowwise and the columnwise codes share factors.
     pub(crate) const fn sharing(&self) -> [Sharing; 2] {
         let powers_of_two = self.has_powers_of_two();
         let columnwise = match self.columnwise_blocks() {

@@ -24,7 +24,7 @@ pub struct Device {
 pub enum TransposePolicy {
     /// During the cast, in the same pass over the tensor.
     WithCast,
-    /// When backward first needs it, from the codes. This needs less memory between the passes.
+    /// At the first use in backward, from the codes. This needs less memory between the passes.
     OnDemand,
     /// Never, because the GEMM reads either layout.
     Never,

@@ -92,7 +92,7 @@ impl DropoutState {
 #[derive(Debug, Clone)]
 pub struct DropoutDraw {
     pub(crate) key: Source,
-    /// How many counters behind the key's offset the mask begins.
+    /// The number of counters from the key's offset to the beginning of the mask.
     pub(crate) first: u64,
 }
 

@@ -31,7 +31,7 @@ pub enum Error {
         lhs: Shape,
         /// The second one's shape.
         rhs: Shape,
-        /// What would be right.
+        /// A remedy, such as the shapes that were expected.
         remedy: &'static str,
     },
     /// The operation does not take a shape.
@@ -41,7 +41,7 @@ pub enum Error {
         op: &'static str,
         /// The shape.
         shape: Shape,
-        /// What would be right.
+        /// A remedy, such as the shape that was expected.
         remedy: String,
     },
     /// The number of elements is not that of a shape.
@@ -85,7 +85,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// A remedy, such as the values that the option takes.
         remedy: String,
     },
     /// An id is outside its table.
@@ -146,9 +146,9 @@ pub enum Error {
     Blocks {
         /// The operation.
         op: &'static str,
-        /// What shares a scale in `a`: `tensor`, `row`, `1x128`, `128x128` or `mx32`.
+        /// The elements that share a scale in `a`: `tensor`, `row`, `1x128`, `128x128` or `mx32`.
         lhs: &'static str,
-        /// What shares a scale in `b`.
+        /// The elements that share a scale in `b`.
         rhs: &'static str,
     },
     /// One operand is in FP8 and the other is not.
@@ -191,7 +191,7 @@ pub enum Error {
         library: &'static str,
         /// The places that were searched.
         searched: Vec<PathBuf>,
-        /// What would help.
+        /// A remedy, such as the package to install.
         remedy: &'static str,
     },
     /// A slice was requested of a tensor that is not in host memory.
@@ -243,7 +243,7 @@ pub enum Error {
         op: &'static str,
         /// The device.
         device: String,
-        /// What to do instead.
+        /// An alternative to the operation.
         remedy: &'static str,
     },
     /// The GPU is too old.
@@ -268,7 +268,7 @@ pub enum Error {
         library: String,
         /// The missing function.
         symbol: String,
-        /// What would be right.
+        /// A remedy, such as the version to install.
         remedy: String,
     },
     /// A call of the driver or one of NVIDIA's libraries failed.
@@ -288,13 +288,13 @@ pub enum Error {
     Capture {
         /// The operation.
         op: String,
-        /// What would be right.
+        /// The reason or a remedy.
         remedy: &'static str,
     },
     /// A graph cannot be replayed in the current state. Nothing was launched.
     #[error("replay: {remedy}")]
     Replay {
-        /// What would be right.
+        /// The reason and a remedy.
         remedy: &'static str,
     },
     /// cuBLASLt refused a matrix product.
@@ -310,7 +310,7 @@ pub enum Error {
         code: i32,
         /// The meaning of the code.
         text: String,
-        /// What would help.
+        /// An explanation or a remedy.
         remedy: String,
     },
     /// The CUDA compiler refused a kernel.
@@ -328,7 +328,7 @@ pub enum Error {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// A remedy, such as the values that the variable takes.
         remedy: String,
     },
     /// An error of the FP8 codec.

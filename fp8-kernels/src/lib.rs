@@ -40,7 +40,7 @@ pub use backend::cpu::CpuPath;
 pub use backend::cuda::{CudaAllocator, CudaOptions, GemmTuning, interop};
 pub use block_rule::BlockRule;
 pub use cells::{Cell, CounterValues, Counters};
-/// Whose streams [`Device::from_stream`] takes.
+/// The crate whose streams [`Device::from_stream`] takes.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::{Device, TransposePolicy};

@@ -1,4 +1,4 @@
-//! What the memory of tensors is used for, counted per device.
+//! The memory of tensors by what it is used for, counted per device.
 
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread::{self, ThreadId};
 
-/// What a tensor's memory is used for, in a [`MemoryReport`].
+/// The use of a tensor's memory, in a [`MemoryReport`].
 ///
 /// New tensors have the kind that the thread is in ([`enter`](Self::enter)), and are [`Temporary`](Self::Temporary) outside.
 /// [`Tensor::set_memory_kind`](crate::Tensor::set_memory_kind) changes the kind of a tensor that exists.
@@ -31,7 +31,7 @@ pub enum MemoryKind {
     Gradients,
     /// Moments and f32 copies of an optimizer.
     Optimizer,
-    /// What a forward pass allocates. Between forward and backward that is what backward needs, and the model's output.
+    /// Memory that a forward pass allocates. Between forward and backward, this is what backward needs and the model's output.
     Saved,
     /// Everything else: gradients of activations, activations that are computed again, workspaces, histories of scales. Default.
     #[default]

@@ -18,7 +18,7 @@ use std::path::Path;
 
 const SHAPES: [[usize; 2]; 5] = [[1, 1], [16, 16], [33, 31], [64, 128], [5, 129]];
 
-/// What a device is, then, line by line, what it computes: the same for all devices.
+/// Describes the device in the first line, and then, line by line, what it computes, which is the same for all devices.
 fn lines(device: &Device) -> Vec<String> {
     let mut lines =
         vec![format!("{} {:?} {}", device.description(), device.transpose_policy(), ways(device))];
@@ -74,7 +74,7 @@ fn block_rules() -> [(BlockRule, BlockRule); 4] {
     [(row, row), (line, tile), (line, line), (mx, mx)]
 }
 
-/// How the device multiplies rows, blocks of 128 with powers of two and without, and MX blocks.
+/// Describes how the device multiplies rows, blocks of 128 with powers of two and without, and MX blocks.
 fn ways(device: &Device) -> String {
     let way = |blocks, powers_of_two| match ops::emulation(device, Some(blocks), Some(blocks), powers_of_two)
     {

@@ -20,7 +20,7 @@ fn step(options: &CudaOptions) -> Outcome {
     Step::new(&device, 2.0).unwrap().run().unwrap()
 }
 
-/// How often the compiler was called for it.
+/// Runs a step and also returns the number of calls of the compiler.
 fn compiled(rig: &Rig, options: &CudaOptions) -> (Outcome, u64) {
     let before = rig.calls("nvrtcCompileProgram");
     let outcome = step(options);

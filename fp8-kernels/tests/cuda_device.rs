@@ -50,7 +50,7 @@ fn keep_library(rig: &Rig) {
     rig.control.set("reset_calls", "").unwrap();
 }
 
-/// What a step gives on a device of its own.
+/// Returns the outcome of a step on a device of its own.
 fn expected(rig: &Rig) -> cuda::step::Outcome {
     Step::new(&rig.open(), 2.0).unwrap().run().unwrap()
 }
@@ -231,7 +231,7 @@ fn a_kernel_that_kills_the_context_poisons_the_device_on_its_stream() {
     rig.finish();
 }
 
-/// What a thread does on its own tensors; the same on every device.
+/// Does a thread's work on its own tensors and returns the results, which are the same on every device.
 fn work(device: &Device, seed: u32) -> Vec<String> {
     let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
     let mut results = Vec::new();

@@ -1,4 +1,4 @@
-//! What a GPU says of calls that fail or cannot be recorded, word for word.
+//! The exact messages of a GPU for calls that fail or cannot be recorded.
 
 #![cfg(feature = "cuda")]
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]

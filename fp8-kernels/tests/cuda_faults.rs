@@ -60,7 +60,7 @@ fn may_pass(function: &str, allocator: CudaAllocator) -> bool {
 /// An undisturbed step.
 struct Survey {
     first_scale: f32,
-    /// How often each function had been called when a stage ended.
+    /// The number of calls of each function by the end of each stage.
     ends: Vec<(Stage, BTreeMap<String, u64>)>,
     /// Delayed scaling before each of its stages.
     prepared: Scaling,
@@ -111,7 +111,7 @@ impl Survey {
         &self.ends.last().unwrap().1
     }
 
-    /// Which stage makes the `count`-th call of `function`.
+    /// Returns the stage that makes the `count`-th call of `function`.
     fn stage(&self, function: &str, count: u64) -> Stage {
         let reached = |calls: &BTreeMap<String, u64>| calls.get(function).is_some_and(|&all| all >= count);
         self.ends.iter().find(|(_, calls)| reached(calls)).unwrap().0
@@ -181,7 +181,7 @@ fn expect_useless(step: &mut Step) {
     expect_poisoned(Tensor::scalar(1.0, &step.device), reason);
 }
 
-/// What the function answers with when it fails.
+/// Returns the code that the function fails with.
 fn code(function: &str) -> i32 {
     match function {
         "cuMemAlloc_v2" | "cuMemAllocAsync" | "cuMemHostAlloc" | "cuModuleLoadData" => 2,

@@ -35,7 +35,7 @@ fn step(x: &Tensor, one: &Tensor) -> Result<Tensor> {
     ops::scale(&ops::add(x, one)?, 2.0)
 }
 
-/// What is alive once the queue is empty, without addresses and numbers of allocations.
+/// Lists what is alive once the queue is empty, without addresses and numbers of allocations.
 fn live(rig: &Rig, device: &Device) -> Vec<String> {
     device.synchronize().unwrap();
     let text = rig.control.live();

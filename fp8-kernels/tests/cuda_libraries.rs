@@ -49,12 +49,12 @@ fn open(library: impl Into<PathBuf>) -> Result<Device, Error> {
     Device::cuda_with(&CudaOptions { library: Some(library.into()), ..CudaOptions::default() })
 }
 
-/// What a step gives on a device.
+/// Returns the outcome of a step on a device, as text.
 fn outcome(device: &Device) -> String {
     format!("{:?}", Step::new(device, 2.0).unwrap().run().unwrap())
 }
 
-/// What it gives on the simulated device, which compiles its kernels.
+/// Returns the outcome on the simulated device, which compiles its kernels.
 fn expected() -> String {
     let rig = Rig::new();
     let device = rig.open();

@@ -1,4 +1,4 @@
-//! What a published crate needs to compile and run kernels is in it.
+//! The published crate contains everything that it needs to compile and run kernels.
 
 #![cfg(feature = "cuda")]
 

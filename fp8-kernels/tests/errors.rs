@@ -1,4 +1,4 @@
-//! What operations say of arguments that they refuse, word for word.
+//! The exact messages of operations that refuse their arguments.
 
 #![expect(clippy::unwrap_used, reason = "a call that is not refused is a failed test")]
 

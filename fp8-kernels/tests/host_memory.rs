@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const MIB: usize = 1 << 20;
 
-/// What the test harness may allocate meanwhile.
+/// The bytes that the test harness may allocate during a test.
 const SLACK: usize = MIB;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);

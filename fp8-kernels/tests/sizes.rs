@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Each stands in each place of each call.
 const SIZES: [usize; 6] = [0, 1, 1 << 32, 1 << 61, 1 << 63, usize::MAX];
-/// What a call may take on the CPU and on the simulated GPU: far more than one does on a loaded machine, far less than a loop
-/// over an extent.
+/// The time that a call may take on the CPU and on the simulated GPU: far more than one takes on a loaded machine, far less
+/// than a loop over an extent.
 const LIMITS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(30)];
 
 /// Every combination of `SIZES` in `places` places.
@@ -73,7 +73,7 @@ fn every_call_returns_at_once_on_a_gpu() {
     rig.finish();
 }
 
-/// What a refusal says.
+/// Returns the text of a refusal.
 fn text<T: std::fmt::Debug>(result: Result<T, fp8_kernels::Error>) -> String {
     result.expect_err("a refusal").to_string()
 }

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 const KERNELS: &str = "src/backend/cuda/ops";
 const SNAPSHOTS: &str = "ptx";
 const MAX_BYTES: usize = 1 << 20;
-/// Of all snapshots, which every user downloads and every program carries.
+/// The limit for all snapshots together, which every user downloads and every program carries.
 const MAX_BYTES_OF_ALL: usize = 6_500_000;
 
 fn folder(name: &str) -> PathBuf {

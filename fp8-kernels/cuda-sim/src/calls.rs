@@ -1,4 +1,4 @@
-//! How often each entry point was called, which kernels were launched, and which call is to fail.
+//! Counts the calls of each entry point, records the kernels that were launched, and makes planned calls fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -18,7 +18,7 @@ use crate::code::{Code, Outcome};
 use crate::queue::StreamId;
 use crate::work::Work;
 
-/// Which calls a capture forbids besides those on its own streams.
+/// The calls that a capture forbids, besides those on its own streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureMode {
     /// Unsafe ones, to every thread.
@@ -97,7 +97,8 @@ impl Captures {
         Ok(())
     }
 
-    /// What was captured since `begin`. Errors of what was captured leave no capture behind; those of the caller do.
+    /// Ends the capture that began on `stream` and returns its work. An error in the captured work removes the capture; an
+    /// error of the caller leaves it.
     ///
     /// CUDA Driver API: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED; CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "the capture was not
     /// initiated in this stream"; CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "the capture sequence contains a fork that was not

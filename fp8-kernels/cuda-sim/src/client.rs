@@ -124,7 +124,7 @@ impl Control {
         self.set("fail", &format!("{function}:{count}:{code}"))
     }
 
-    /// How often each function was called.
+    /// Returns the number of calls of each function since the calls were last reset.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<String, u64> {
         let text = self.get("calls").unwrap_or_default();
@@ -140,7 +140,7 @@ impl Control {
         self.get("kernels").unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
-    /// What is live: a line for each allocation and pinned block, and for each kind of handle. Empty if nothing is.
+    /// Lists everything that is live: one line for each allocation, pinned block and kind of handle. Empty if nothing is live.
     #[must_use]
     pub fn live(&self) -> String {
         self.get("live").unwrap_or_default()

@@ -9,7 +9,7 @@ use core::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) i32);
 
-/// What an entry point's body answers.
+/// The result of an entry point's body.
 pub(crate) type Outcome<T = ()> = Result<T, Code>;
 
 impl Code {

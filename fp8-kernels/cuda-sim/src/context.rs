@@ -1,4 +1,4 @@
-//! What lives in the device's context: memory blocks, pinned host memory, streams and events, modules.
+//! The contents of the device's context: memory blocks, pinned host memory, streams, events and modules.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;

@@ -94,7 +94,7 @@ fn get(driver: &Driver, key: &str) -> Option<String> {
     })
 }
 
-/// What lives now and what was left in released contexts.
+/// Lists what is live now and what was left in released contexts.
 fn live(driver: &Driver) -> String {
     let mut text: String = driver.leaked.iter().map(|line| format!("{line}\n")).collect();
     if let Some(context) = &driver.context {

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::code::{Code, Outcome};
 use crate::state::{self, Driver};
 
-/// What must hold before the body of an entry point runs.
+/// The conditions that must hold before the body of an entry point runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     /// Nothing: `cuInit`, versions, error texts and all of NVRTC.
@@ -37,7 +37,7 @@ macro_rules! entries {
 }
 pub(crate) use entries;
 
-/// How long the lock is free before a stalled call looks again.
+/// The time for which the lock is free before a stalled call tries again.
 const STALL: std::time::Duration = std::time::Duration::from_micros(200);
 
 fn attempt(needs: Needs, body: &mut impl FnMut(&mut Driver) -> Outcome) -> Outcome {

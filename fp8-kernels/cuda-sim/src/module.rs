@@ -13,7 +13,7 @@ use crate::image::Image;
 use crate::report;
 use crate::snapshot;
 
-/// What was parsed, by its text: the devices of a process, one after the other, load the same few modules.
+/// Parsed modules, by their text. The devices that a process opens one after the other load the same few modules.
 static PARSED: Mutex<BTreeMap<String, Arc<Module>>> = Mutex::new(BTreeMap::new());
 
 /// The shared memory that a kernel declares with a size, at most 48 KiB on every GPU.

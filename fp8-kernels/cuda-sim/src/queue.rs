@@ -21,7 +21,7 @@ use crate::nccl::{Collective, Ran};
 use crate::thread::thread;
 use crate::work::Work;
 
-/// Which stream a handle names. The order is by age: created streams are younger than the implicit ones.
+/// The stream that a handle names. The order is by age: created streams are younger than the implicit ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StreamId {
     Legacy,
@@ -30,7 +30,7 @@ pub(crate) enum StreamId {
     Created(u64),
 }
 
-/// What a caller waits for.
+/// The work that a caller waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
     Stream(StreamId),

@@ -23,11 +23,11 @@ use crate::cublaslt::set_version;
 use crate::device::Arch;
 use crate::snapshot::{self, Snapshot};
 
-/// What the environment, or a control call, decides about the device.
+/// The properties of the device that the environment or a control call sets.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) arch: Arch,
-    /// What `cuDriverGetVersion` gives: 1000 · major + 10 · minor.
+    /// The version that `cuDriverGetVersion` returns: 1000 · major + 10 · minor.
     pub(crate) driver: i32,
     pub(crate) memory: u64,
     pub(crate) sm_count: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Settings {
     pub(crate) stub: bool,
     /// Several ranks of a communicator may share the device.
     pub(crate) nccl_shared: bool,
-    /// Of sums of FP8 products, below the largest of what is added at a time; none for f32.
+    /// The number of bits that sums of FP8 products keep below the largest value added at a time. `None` sums in f32.
     pub(crate) fp8_sum_bits: Option<u32>,
     /// In place of built-in ones.
     pub(crate) snapshots: Vec<Snapshot>,

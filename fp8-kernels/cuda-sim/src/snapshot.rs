@@ -18,7 +18,7 @@ include!(concat!(env!("OUT_DIR"), "/snapshots.rs"));
 
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
-    /// Of its file.
+    /// The name of its file.
     name: String,
     hash: String,
     /// All options but the architecture, in their order.

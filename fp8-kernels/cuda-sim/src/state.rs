@@ -35,7 +35,7 @@ pub(crate) struct Driver {
     pub(crate) dead: Option<Code>,
     /// Texts of all errors of the device.
     pub(crate) reports: Vec<String>,
-    /// What was live when a context was released.
+    /// A line for everything that was live when a context was released.
     pub(crate) leaked: Vec<String>,
     pub(crate) compiler: Compiler,
     pub(crate) communicators: Communicators,

@@ -137,7 +137,7 @@ impl Nccl {
         unsafe { (self.destroy)(comm) }
     }
 
-    /// What has been summed; then this rank leaves.
+    /// Returns the sums and destroys this rank's communicator.
     fn leave_with(&self, x: &CudaSlice<f32>, comm: Comm, stream: &Arc<CudaStream>) -> Vec<f32> {
         let sums = stream.clone_dtoh(x).unwrap();
         assert_eq!(self.destroy(comm), SUCCESS);

@@ -90,7 +90,7 @@ fn compile(source: &str) -> Result<String, c_int> {
     }
 }
 
-/// What a process says and complains of with this value of the variable.
+/// Runs a process with this value of the variable and returns what it prints to stdout and to stderr.
 fn start(value: &Path) -> (String, String) {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "child", "--nocapture"]).env("FP8_SIM_TEST_CHILD", "1");

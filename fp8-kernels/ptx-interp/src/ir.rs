@@ -96,7 +96,7 @@ pub(crate) enum Space {
     Param,
 }
 
-/// Where shared, local and parameter memory appear among generic addresses, and module variables among global ones.
+/// Addresses at which shared, local and parameter memory begin in the generic space, and module variables in the global one.
 pub(crate) const SHARED_WINDOW: u64 = 0x0100_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x0200_0000_0000;
 pub(crate) const PARAM_WINDOW: u64 = 0x0300_0000_0000;
@@ -148,7 +148,7 @@ pub(crate) struct Cond {
     pub(crate) negated: bool,
 }
 
-/// How a shuffle picks its source lane.
+/// The rule by which a shuffle picks its source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shuffle {
     Up,
@@ -209,7 +209,7 @@ pub(crate) enum Element {
     E5M2,
 }
 
-/// What lanes of a warp do together.
+/// An operation that the lanes of a warp do together.
 #[derive(Clone, Debug)]
 pub(crate) enum Together {
     Shuffle {
@@ -389,7 +389,7 @@ pub(crate) struct Inst {
     pub(crate) loc: Option<u32>,
 }
 
-/// What a warp finds in a register when it starts.
+/// A value that a warp finds in a register when it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
     Tid(usize),

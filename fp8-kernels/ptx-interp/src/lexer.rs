@@ -5,7 +5,7 @@
 
 use crate::LoadError;
 
-/// What a token is.
+/// A token of PTX text.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Token {
     /// An opcode, directive, register, symbol or label.

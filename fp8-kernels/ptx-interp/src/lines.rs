@@ -46,7 +46,7 @@ pub fn without_lines(ptx: &str) -> String {
     text
 }
 
-/// What the `.loc` directives of `ptx` say about [`without_lines`] of it.
+/// Returns the contents of the `.loc` directives of `ptx` as a table for [`without_lines`] of the same text.
 ///
 /// # Errors
 /// As [`Module::parse`].
@@ -179,7 +179,7 @@ impl Module {
 mod tests {
     use super::*;
 
-    /// What reports name at each instruction of each kernel.
+    /// Returns the source line that reports name at each instruction of each kernel.
     fn named(module: &Module) -> Vec<(&str, Vec<Option<&SourceLine>>)> {
         module
             .kernels

@@ -28,7 +28,7 @@ pub enum MemoryError {
         address: u64,
         /// Length.
         bytes: usize,
-        /// Where that is, relative to the nearest allocation.
+        /// The position relative to the nearest allocation, in words.
         place: String,
     },
     /// The host reads a byte that nobody wrote.
@@ -50,7 +50,7 @@ pub enum MemoryError {
     NotAllocated {
         /// The address.
         address: u64,
-        /// Where that is, relative to the nearest allocation.
+        /// The position relative to the nearest allocation, in words.
         place: String,
     },
     /// A fill with a pattern that is not 1, 2 or 4 bytes long.
@@ -93,7 +93,7 @@ pub(crate) struct Space {
     pub(crate) phase: u32,
 }
 
-/// How an address lies to the allocations.
+/// The position of an address relative to the allocations.
 pub(crate) struct Place {
     pub(crate) text: String,
     pub(crate) label: Option<String>,
@@ -323,7 +323,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What is allocated, by rising address.
+    /// Returns the live allocations by rising address.
     pub fn live(&self) -> Vec<Allocation> {
         let allocation =
             |r: &Region| Allocation { address: r.base, bytes: r.data.len(), label: r.label.clone() };

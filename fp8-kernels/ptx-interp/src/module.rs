@@ -31,7 +31,7 @@ impl Module {
     }
 }
 
-/// Where a parameter lies in the bytes of a launch.
+/// The place of a parameter in the bytes of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
     /// First byte.
@@ -66,7 +66,7 @@ pub(crate) struct Array {
     pub(crate) bytes: Option<usize>,
 }
 
-/// How many registers a warp needs.
+/// The number of registers of each file that a warp needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) w: usize,
@@ -136,7 +136,7 @@ impl Kernel {
         self.code.len()
     }
 
-    /// Where dynamic shared memory starts.
+    /// Returns the offset at which dynamic shared memory starts.
     pub(crate) fn dynamic_offset(&self) -> usize {
         self.static_shared.next_multiple_of(self.shared_align.max(1))
     }

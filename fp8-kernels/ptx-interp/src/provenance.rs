@@ -1,4 +1,4 @@
-//! Which shared array an address register points into.
+//! Finds the shared array that an address register points into.
 //!
 //! Addresses are sums of one array's address and indices. A register's array is known if all its definitions agree;
 //! loads and comparisons yield indices. What mixes two arrays is left unchecked, never wrongly accused.
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::lanes::Reg;
 
-/// How a result's address bits come from the sources.
+/// The way in which a result's address bits come from the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// A sum: the one source with an array decides.

@@ -1,4 +1,4 @@
-//! Who touched which byte: the shadow that finds data races.
+//! Shadow memory that records the accesses to each byte, to find data races.
 //!
 //! A cell holds the last writer and two readers of one granule (1, 2, 4, 8 or 16 bytes, per page as coarse as the accesses
 //! allow). Each is a stamp: the phase (a number that rises with every block started and every barrier passed, and never
@@ -52,7 +52,7 @@ impl Stamp {
     }
 }
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// A plain load.

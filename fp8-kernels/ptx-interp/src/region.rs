@@ -2,10 +2,10 @@
 
 use crate::race::{Access, Conflict, Shadow, Span, Stamp};
 
-/// What a byte holds before anybody writes it.
+/// The value of a byte before it is first written.
 pub(crate) const FILL: u8 = 0xAA;
 
-/// Which bytes have been written.
+/// The set of bytes that have been written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InitMap {
     words: Vec<u64>,

@@ -1,4 +1,4 @@
-//! What went wrong: [`LoadError`] while reading PTX, [`Report`] while running it.
+//! Errors: [`LoadError`] for PTX that cannot be read, [`Report`] for a fault while it runs.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use std::fmt;
 pub struct LoadError {
     /// Line of the PTX text, from 1.
     pub line: u32,
-    /// What is not understood, with its text.
+    /// A description of what is not understood, with its text.
     pub what: String,
 }
 
@@ -29,7 +29,7 @@ pub struct SourceLine {
     pub line: u32,
     /// The inlined function the line belongs to, with its mangled name, if any.
     pub function: Option<String>,
-    /// Where that function was inlined: file and line.
+    /// The place where that function was inlined: file and line.
     pub inlined_at: Option<(String, u32)>,
 }
 
@@ -127,7 +127,7 @@ pub struct Report {
     pub address: Option<u64>,
     /// Label of the allocation or name of the array the address belongs to, or lies nearest to.
     pub allocation: Option<String>,
-    /// What happened, with the numbers.
+    /// A description of the fault, with the numbers.
     pub detail: String,
     /// The seed of the launch's order.
     pub seed: u64,

@@ -11,7 +11,7 @@ use ptx_interp::{Kind, Module};
 
 const SEEDS: [u64; 4] = [0, 1, 2, 1 << 40];
 
-/// Which of the lines that hold a text.
+/// The lines to change, among those that hold a text.
 #[derive(Clone, Copy)]
 enum Which {
     Nth(usize),
@@ -253,7 +253,7 @@ fn bf16(count: usize, needle: usize) -> Vec<u8> {
 const BF16: usize = 1;
 const REST: f32 = -1.0;
 
-/// What a quantization ends with: format, scale, its inverse, amax, counts.
+/// Adds the parameters that a quantization ends with: format, scale, its inverse, amax, counts.
 fn slot(case: Case) -> Case {
     case.u32(0).input(floats(&[8.0])).room(4).cells(floats(&[REST])).cells(vec![0; 24])
 }

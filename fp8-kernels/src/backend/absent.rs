@@ -26,7 +26,7 @@ pub(crate) enum Gpu {}
 #[derive(Debug, Clone)]
 pub(crate) enum Buffer {}
 
-/// What the host knows of the scales in a block on a GPU.
+/// The host's knowledge of the scales in a block on a GPU.
 #[derive(Debug)]
 pub(crate) enum Known {}
 

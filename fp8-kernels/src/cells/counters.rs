@@ -129,7 +129,7 @@ impl fmt::Debug for Counters {
 pub(crate) struct Counts {
     device: Device,
     block: CountBlock,
-    /// Where it begins and ends within the block.
+    /// The first count of this part within the block. `end` is one past its last.
     start: usize,
     end: usize,
 }

@@ -60,7 +60,7 @@ pub(crate) struct Layout {
     pub(crate) sharing: Sharing,
 }
 
-/// Which elements of a layout share a factor, and what is known of the factors.
+/// The elements of a layout that share a factor, and what is known of the factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// All: one f32.

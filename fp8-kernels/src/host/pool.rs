@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a block consists of. The system allocator returns cleared blocks of this alignment without writing to them.
+/// The unit of a block's memory. The system allocator returns cleared blocks of this alignment without writing to them.
 #[derive(Debug, Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(16))]
 pub(super) struct Line([u8; LINE]);

@@ -178,7 +178,7 @@ pub struct AdamWTensor<'a> {
     /// An f32 copy of the parameter, if there is one. The update then reads and writes this copy and rounds it into `param`;
     /// without it, `param` itself is updated in f32 and rounded once.
     pub main_param: Option<&'a mut Tensor>,
-    /// How to quantize the updated parameter; `None` to leave that to a later [`quantize`](super::quantize()).
+    /// The slot that quantizes the updated parameter; `None` to leave that to a later [`quantize`](super::quantize()).
     pub slot: Option<Slot<'a>>,
 }
 

@@ -51,8 +51,8 @@ pub(crate) struct Factors {
     pub(crate) eps: f32,
 }
 
-/// What the host uploads for a step: its factors, and the numbers from which the device computes those of a step that it
-/// counts itself.
+/// The numbers that the host uploads for a step: its factors, and the numbers from which the device computes the factors of
+/// a step that it counts itself.
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct StepFactors {

@@ -24,10 +24,11 @@ use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 pub struct AttentionOptions<'a> {
     /// Whether a query sees no key to the right of its own. Default: true.
     pub causal: bool,
-    /// How many keys to the left and to the right of its own a query sees (a sliding window). Default: `(None, None)`, all.
+    /// The number of keys that a query sees to the left and to the right of its own (a sliding window). Default:
+    /// `(None, None)`, all.
     pub window: (Option<usize>, Option<usize>),
-    /// Where the diagonal of `causal` and `window` runs. It matters only where queries and keys differ in number. Default:
-    /// [`Diagonal::TopLeft`].
+    /// The position of the diagonal that `causal` and `window` use. It matters only if the numbers of queries and keys differ.
+    /// Default: [`Diagonal::TopLeft`].
     pub diagonal: Diagonal,
     /// The factor for scores; `None` means 1/√head_dim. Default: `None`.
     pub softmax_scale: Option<f32>,
@@ -48,22 +49,22 @@ impl Default for AttentionOptions<'_> {
     }
 }
 
-/// Which key a query stands at, if a sequence has more keys than queries or fewer.
+/// The alignment of queries with keys in a sequence that has more keys than queries or fewer.
 ///
 /// ```
 /// assert_eq!(fp8_kernels::ops::Diagonal::default(), fp8_kernels::ops::Diagonal::TopLeft);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Diagonal {
-    /// The first query stands at the first key.
+    /// The first query is at the first key.
     #[default]
     TopLeft,
-    /// The last query stands at the last key: the queries continue a sequence whose first keys were computed before. The last
-    /// are those that are not padding.
+    /// The last query is at the last key: the queries continue a sequence whose first keys were computed before. The last
+    /// query and key are the last ones that are not padding.
     BottomRight,
 }
 
-/// What [`attention_backward`] needs besides the inputs and the output of [`attention`](attention()).
+/// The numbers that [`attention_backward`] needs besides the inputs and the output of [`attention`](attention()).
 ///
 /// Two numbers per row turn scores back into probabilities: `p = exp(score − row_max) / row_sum`. They are not combined into
 /// one log-sum-exp, which would lose digits of the sum if scores are large.
@@ -106,12 +107,12 @@ pub(crate) struct Problem<'a> {
     pub(crate) heads: usize,
     pub(crate) groups: usize,
     pub(crate) head_dim: usize,
-    /// How many keys to the left and to the right of its own a query sees.
+    /// The number of keys that a query sees to the left and to the right of its own.
     pub(crate) window: [Option<usize>; 2],
     pub(crate) diagonal: Diagonal,
     pub(crate) scale: f32,
-    /// Where products read FP8 codes on the CPU: the format that the scores' gradients are rounded to. Probabilities are rounded
-    /// to E4M3 then.
+    /// The format that the scores' gradients are rounded to on the CPU, if products read FP8 codes. Probabilities are then
+    /// rounded to E4M3.
     pub(crate) rounding: Option<Encoding>,
     /// With a probability above 0.
     pub(crate) dropout: Option<&'a Dropout>,
@@ -221,7 +222,7 @@ fn check<'a>(
     problem(op, q, k, v, sequences, options)
 }
 
-/// What [`check`] checks but for dtypes and devices, which differ where the elements are codes.
+/// Checks the same as [`check`] except dtypes and devices, which differ if the elements are codes.
 pub(super) fn problem<'a>(
     op: &'static str,
     q: &Tensor,

@@ -9,12 +9,12 @@ use crate::{Cell, DType, Error, Result, Shape, Tensor};
 pub struct CrossEntropyOptions {
     /// Rows with this target are ignored; it may be outside the vocabulary. Default: `None` (PyTorch's is -100).
     pub ignore_index: Option<i32>,
-    /// What the sum of losses is divided by, for example the number of targets in the global batch if this call sees only a
-    /// part of it. `None` means the number of targets in this call that are not ignored. Default: `None`.
+    /// The divisor of the sum of losses, for example the number of targets in the global batch if this call sees only a part of
+    /// it. `None` means the number of targets in this call that are not ignored. Default: `None`.
     pub normalizer: Option<f32>,
 }
 
-/// What [`cross_entropy_backward`] needs besides the inputs: `softmax(x)ⱼ = exp(xⱼ − row_max) / row_sum`.
+/// The numbers that [`cross_entropy_backward`] needs besides the inputs: `softmax(x)ⱼ = exp(xⱼ − row_max) / row_sum`.
 #[derive(Debug, Clone)]
 pub struct CrossEntropySaved {
     /// The largest logit of each row, f32 `[rows]`.

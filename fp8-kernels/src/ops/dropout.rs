@@ -37,7 +37,7 @@ impl Dropout {
         (f64::from(self.p) * 2f64.powi(32)) as u32
     }
 
-    /// What elements that are kept are multiplied by.
+    /// Returns the factor that elements are multiplied by if they are kept.
     pub(crate) fn factor(&self) -> f32 {
         1.0 / (1.0 - self.p)
     }

@@ -1,4 +1,4 @@
-//! What a device does where it cannot multiply scales of rows or blocks itself.
+//! Emulation of products with scales for rows or blocks, on devices that cannot multiply these themselves.
 
 use crate::Device;
 use crate::backend::dispatch;
@@ -6,7 +6,7 @@ use crate::fp8_tensor::Sharing;
 use fp8_format::Blocks;
 use std::fmt;
 
-/// What takes the place of a matrix product that a GPU or its cuBLAS does not have: see [`emulation`](emulation()).
+/// The replacement for a matrix product that a GPU or its cuBLAS does not have: see [`emulation`](emulation()).
 ///
 /// ```
 /// use fp8_kernels::ops::Emulation;

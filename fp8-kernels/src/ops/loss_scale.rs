@@ -128,7 +128,7 @@ impl LossScale {
     }
 }
 
-/// How [`update_loss_scale`] adapts a scale. The defaults are those of PyTorch's `GradScaler`.
+/// The rule by which [`update_loss_scale`] adapts a scale. The defaults are those of PyTorch's `GradScaler`.
 ///
 /// See [`update_loss_scale`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -336,7 +336,7 @@ impl UpdateCount {
     }
 }
 
-/// What decides about a step of [`adamw_groups_scaled`], and what it counts.
+/// The values that decide whether a step of [`adamw_groups_scaled`] is skipped, and the counts that it updates.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledStep<'a> {
     /// The updates so far. The step's number in the bias corrections is one more.

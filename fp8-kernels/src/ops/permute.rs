@@ -3,8 +3,8 @@
 use crate::backend::dispatch;
 use crate::{Error, Result, Shape, Tensor};
 
-/// Where the elements of a result come from: its extents, and how far neighbours along each are apart in the source. Dimensions that
-/// stay together are one. The first ones may be filled up with extents of 1.
+/// The order in which a result takes its elements: its extents, and the stride of the source along each of its dimensions.
+/// Dimensions that stay together are one. The first ones may be filled up with extents of 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Order {
     pub(crate) dims: [usize; Shape::MAX_RANK],

@@ -3,7 +3,7 @@
 use crate::backend::dispatch;
 use crate::{DropoutDraw, Error, Result, Shape, Tensor};
 
-/// How [`sample`](sample()) chooses a token: the default draws from the softmax of all logits.
+/// Options of [`sample`](sample()). The default draws from the softmax of all logits.
 ///
 /// ```
 /// use fp8_kernels::ops::SampleOptions;
@@ -12,8 +12,8 @@ use crate::{DropoutDraw, Error, Result, Shape, Tensor};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampleOptions {
-    /// What logits are divided by: less than 1 prefers likely tokens. 0 takes the largest logit, and of equal ones the first.
-    /// Default: 1.
+    /// The divisor of the logits. A value less than 1 prefers likely tokens. 0 takes the largest logit, and of equal ones the
+    /// first. Default: 1.
     pub temperature: f32,
     /// Draws only from the `top_k` largest logits, and those that equal the last of them. At least 1. Default: `None`, all.
     pub top_k: Option<usize>,

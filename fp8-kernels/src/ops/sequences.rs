@@ -1,4 +1,4 @@
-//! Which positions of a batch are real, and which of them belong together.
+//! The positions of a batch that are real, and the sequences that they form.
 
 use crate::backend::Backend;
 use crate::{DType, Device, Error, Result, Shape, Tensor, host};
@@ -30,9 +30,9 @@ pub enum Sequences {
     Full,
     /// Each batch entry is one sequence, whose first positions are real and whose others are padding.
     Padded {
-        /// How many queries of each batch entry are real, i32 `[batch]`. The others give 0 and have no gradient. `None`: all.
+        /// The number of real queries in each batch entry, i32 `[batch]`. The others give 0 and have no gradient. `None`: all.
         queries: Option<Tensor>,
-        /// How many keys of each batch entry are real, i32 `[batch]`. No query attends to the others. `None`: all.
+        /// The number of real keys in each batch entry, i32 `[batch]`. No query attends to the others. `None`: all.
         keys: Option<Tensor>,
     },
     /// One batch entry holds several sequences, one behind the other.
@@ -116,24 +116,24 @@ impl Sequences {
 pub struct Packing {
     /// The sequences, and the padding behind them as the last one.
     sequences: Vec<Ends>,
-    /// How many queries and keys there are, with padding.
+    /// The numbers of queries and of keys, with padding.
     positions_of: [usize; 2],
     /// The largest number of sequences.
     most: usize,
     /// The position of each query in its sequence, i32 `[1, queries]`.
     positions: Tensor,
-    /// What the blocks of a GPU's kernels own, of queries and of keys, i32 `[tiles, 5]`: the first row, and the ends of its
-    /// sequence. `None` on the CPU.
+    /// The tiles that the blocks of a GPU's kernels own, of queries and of keys, i32 `[tiles, 5]`: the first row, and the ends
+    /// of its sequence. `None` on the CPU.
     tiles: Option<[Tensor; 2]>,
 }
 
-/// Where a sequence begins and ends: its queries, then its keys.
+/// The ends of a sequence: begin and end of its queries, then of its keys.
 pub(crate) type Ends = [usize; 4];
 
 /// Rows that a block of a GPU's kernels owns.
 pub(crate) const TILE: usize = 64;
 
-/// What a [`Packing`] has room for. The example of [`Packing`] uses it.
+/// The capacity of a [`Packing`]. The example of [`Packing`] uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackingCapacity {
     /// The largest number of sequences.

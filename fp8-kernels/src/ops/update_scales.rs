@@ -42,9 +42,9 @@ impl std::fmt::Debug for AmaxRule<'_> {
 /// The rules of an update; [`update_scales`](update_scales()) has the steps.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaleUpdate<'a> {
-    /// How the amax is taken from the window.
+    /// The rule that takes the amax from the window.
     pub amax: AmaxRule<'a>,
-    /// How the scale is computed from the amax.
+    /// The rule that computes the scale from the amax.
     pub rule: &'a ScaleRule,
     /// The number of updates between two that recompute scales; histories roll at each. On a GPU, an interval greater than 1
     /// cannot be recorded in a graph.

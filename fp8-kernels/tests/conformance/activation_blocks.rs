@@ -21,7 +21,7 @@ cases![
 /// Partial blocks in both directions, tiles of one row and of one column, whole tiles one below the other.
 const SHAPES: [[usize; 2]; 5] = [[96, 72], [129, 129], [5, 136], [256, 128], [33, 13]];
 
-/// How a case quantizes.
+/// A shape, and the quantization to test on it.
 struct Turn {
     shape: [usize; 2],
     rule: BlockRule,

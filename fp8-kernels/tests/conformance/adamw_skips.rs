@@ -22,7 +22,7 @@ cases![
 
 const NOT_FINITE: [f32; 5] =
     [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0xffc0_0001), f32::from_bits(0x7f80_0001)];
-/// Of matrices with codes, transposed and not, and of vectors without.
+/// The shapes of the parameters: matrices and vectors.
 const SHAPES: [[usize; 2]; 8] = [[3, 5], [0, 4], [130, 66], [1, 257], [128, 64], [1, 8], [40, 300], [1, 9]];
 
 /// All of one parameter.
@@ -84,7 +84,7 @@ impl Parameter {
     }
 }
 
-/// What a step has to leave alone.
+/// Returns the bits that a skipped step must not change.
 fn kept(parameters: &[Parameter]) -> Result<Vec<u32>> {
     let mut bits = Vec::new();
     for Parameter { param, moments: [m, v], main, .. } in parameters {

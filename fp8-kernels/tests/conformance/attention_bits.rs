@@ -94,7 +94,7 @@ impl Problem {
         AttentionOptions { causal: self.causal, softmax_scale: Some(SCALE as f32), ..Default::default() }
     }
 
-    /// What `value` says of row and column; zeros in the columns behind.
+    /// Creates a tensor from `value` of each row and column, with zeros in the columns behind `columns`.
     fn tensor(
         &self,
         [rows, columns]: [usize; 2],
@@ -108,7 +108,7 @@ impl Problem {
         tensor((0..rows * self.dim).map(at).collect(), [1, rows, 1, self.dim], self.dtype, device)
     }
 
-    /// What forward would have saved of rows whose maxima are 0 and whose sums are powers of two.
+    /// Returns what forward would have saved for rows whose maxima are 0 and whose sums are powers of two.
     fn saved(&self, device: &Device) -> Result<AttentionSaved> {
         let sums = (0..self.rows).map(|row| sum_of(row) as f32).collect();
         Ok(AttentionSaved {
@@ -136,7 +136,7 @@ impl Problem {
     }
 }
 
-/// Of a row's exponentials.
+/// Returns the sum of a row's exponentials.
 fn sum_of(row: usize) -> f64 {
     [0.5, 1.0, 2.0][row % 3]
 }
@@ -149,14 +149,14 @@ fn mean_of(row: usize) -> f32 {
 /// A power of two: scores are exact.
 const SCALE: f64 = 0.5;
 
-/// How close to the middle of two neighbours a result may be, relative to itself: farther than the error of an exponential
-/// on tensor cores, which is taken of scores times log2(e) and within 2 ulp.
+/// The smallest distance of a result from the middle of two neighbours, relative to the result. It is larger than the error
+/// of an exponential on tensor cores, which is computed from scores times log2(e) and is within 2 ulp.
 const NEAREST: f64 = 2e-6;
 
-/// Of this score a row has one, with the probability 0.
+/// The score of keys that do not count in a row, since their probability is 0.
 const FAR: f32 = -100.0;
 
-/// How many digits of an f64 the type drops.
+/// Returns the number of bits of an f64 that the type drops.
 fn dropped(dtype: DType) -> u32 {
     if dtype == DType::BF16 { 52 - 7 } else { 52 - 10 }
 }
@@ -168,7 +168,7 @@ fn round(dtype: DType, value: f64) -> f32 {
     f64::from_bits((bits + (1 << (dropped - 1)) - 1 + is_odd) >> dropped << dropped) as f32
 }
 
-/// How far a normal value is from where rounding to the type changes its direction, of the power of two below it.
+/// Returns the distance of a normal value from the middle of two neighbours of the type, relative to the power of two below it.
 fn from_the_middle(dtype: DType, value: f64) -> f64 {
     let dropped = dropped(dtype);
     let rest = value.to_bits() & ((1 << dropped) - 1);

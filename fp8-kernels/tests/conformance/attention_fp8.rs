@@ -247,7 +247,7 @@ fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome 
     Ok(())
 }
 
-/// Of all scores that a row sees, in tiles that show it some, all or none.
+/// Maxima and sums are those of all scores that a row sees, in tiles that show it some, all or none.
 fn rows_have_their_maxima_and_sums(device: &Device) -> Outcome {
     for dim in [64, 112] {
         let p = Attention { causal: true, ..problem([1, 70, 140, 2, 1, dim], None) };

@@ -7,18 +7,18 @@ use super::data::Random;
 use fp8_kernels::{DType, Device};
 use std::collections::{HashMap, HashSet};
 
-/// How many large numbers, of either sign as many, by seed: few meet each other late, many at once.
+/// The number of large values by seed, half of them negative. Few of them meet late in a sum, many meet at once.
 const LARGE: [usize; 5] = [2, 2, 4, 16, 64];
 
 /// Small integers and large numbers that cancel.
 pub(crate) struct Cancelling {
     pub(crate) values: Vec<f32>,
     pub(crate) sum: f32,
-    /// Of the magnitudes.
+    /// The sum of the magnitudes.
     pub(crate) size: f64,
 }
 
-/// What `dtype` holds exactly, far apart: a large number, and the unit of the small ones.
+/// Returns two numbers far apart that `dtype` holds exactly: a large one, and the unit of the small ones.
 fn ends(dtype: DType) -> [f32; 2] {
     match dtype {
         DType::F16 => [f32::powi(2.0, 15), f32::powi(2.0, -24)],

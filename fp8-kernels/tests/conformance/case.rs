@@ -8,7 +8,7 @@ use libtest_mimic::Failed;
 /// `?` works on every error and string in a case.
 pub(crate) type Outcome = Result<(), Failed>;
 
-/// What a case is run for.
+/// The function of a case, by the arguments that it is run for besides the device.
 pub(crate) enum Run {
     Once(fn(&Device) -> Outcome),
     Dtypes(fn(&Device, DType) -> Outcome),

@@ -1,4 +1,4 @@
-//! What quantizing costs in values, counted at the borders of each count, by every operation that counts.
+//! Counts of saturated, underflowed and NaN values, tested at the borders of each count for every operation that counts.
 
 use super::adamw::STEP;
 use super::case::{Outcome, cases};
@@ -55,7 +55,7 @@ fn filled([rows, cols]: [usize; 2], dtype: DType, device: &Device) -> Result<Ten
     tensor(borders().into_iter().cycle().take(rows * cols).collect(), [rows, cols], dtype, device)
 }
 
-/// What `values` should be counted as.
+/// Returns the counts that `values` should give.
 fn wanted(values: &[f32], encoding: Encoding, scale: f32) -> CounterValues {
     let want = fp8::quantize(values, encoding, scale);
     let (saturated, underflowed) = (want.saturated, want.underflowed);
@@ -143,7 +143,7 @@ fn borders_in_activations(device: &Device, dtype: DType, encoding: Encoding) -> 
     Ok(())
 }
 
-/// Where γ is 0 the norm is β.
+/// A norm with γ = 0 returns β, which holds the borders.
 fn borders_in_norms(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let (cell, rule) = (Cell::new(1.0, device)?, exact(encoding));

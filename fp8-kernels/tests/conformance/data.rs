@@ -103,7 +103,7 @@ pub(crate) fn specials() -> Vec<f32> {
     positive.into_iter().flat_map(|v| [v, -v]).collect()
 }
 
-/// Of those the ones that arithmetic treats apart: zeros, subnormals, the largest, infinities, NaNs.
+/// Returns the special values that arithmetic treats apart: zeros, subnormals, the largest, infinities, NaNs.
 pub(crate) fn extremes() -> Vec<f32> {
     specials().into_iter().filter(|v| !v.is_normal() || v.abs() == f32::MAX).collect()
 }
@@ -115,7 +115,7 @@ pub(crate) fn special_rows(specials: &[f32], cols: usize, seed: u64) -> Vec<f32>
     values
 }
 
-/// What `values` become in `dtype`: beyond its range infinite.
+/// Rounds `values` to `dtype`. Values beyond its range become infinite.
 pub(crate) fn rounded(values: Vec<f64>, dtype: DType) -> Result<Vec<f64>> {
     let len = values.len();
     f64s(&tensor(values.into_iter().map(|v| v as f32).collect(), [len], dtype, &Device::cpu())?)

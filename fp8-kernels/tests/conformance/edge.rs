@@ -14,7 +14,7 @@ pub(crate) fn same_sums(what: &str, device: &Device, got: &[f32], want: &[f32]) 
     close(what, got, &want, want.len(), [1e-5, 0.0])
 }
 
-/// What has to be added to a sum of integers, at least 2²⁶, to bring it to the next middle and one above or below it.
+/// Returns the number that brings a sum of integers, at least 2²⁶, to one above or below the next middle of two f32 values.
 pub(crate) fn to_the_edge(sum: i64, above: bool) -> i64 {
     let ulp = 1i64 << (63 - 23 - sum.leading_zeros());
     (sum / ulp + 1) * ulp + ulp / 2 + if above { 1 } else { -1 } - sum

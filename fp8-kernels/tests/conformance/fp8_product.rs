@@ -1,4 +1,4 @@
-//! What an FP8 product may be off by.
+//! The error that an FP8 product may have.
 //!
 //! The CPU and the simulated GPU add in f32. The tensor cores of Ada and Hopper align the products of a step to the largest
 //! of them and keep some 13 bits below it, in fast accumulation and in split: on them a sum is judged by its terms.
@@ -10,7 +10,8 @@ use crate::oracle;
 use fp8_kernels::ops::Layout;
 use fp8_kernels::{DType, Device};
 
-/// Of the sum of a product's terms by magnitude; with 13 bits sums of normal numbers stay below half of it.
+/// The error allowed on hardware, relative to the sum of a product's terms by magnitude. With 13 bits, sums of normal
+/// numbers stay below half of it.
 const OF_TERMS: f64 = 1.0 / 512.0;
 
 /// A GPU that is not simulated, or that adds as if it were not.
@@ -19,7 +20,7 @@ pub(super) fn is_hardware(device: &Device) -> bool {
     device.to_string() != "cpu" && (!device.is_simulated() || adds_alike())
 }
 
-/// What a product is to be, and the sum of its terms' magnitudes.
+/// The expected values of a product, and the sums of its terms' magnitudes.
 pub(super) struct Expected {
     pub(super) values: Vec<f64>,
     terms: Vec<f64>,

@@ -41,8 +41,8 @@ fn with_every_library(device: &Device, run: impl Fn(&Device) -> Outcome) -> Outc
     run(device)
 }
 
-/// Of which the sums of products are exact in f32, and each value in bf16: integers up to 4, with a power of two for each row
-/// and for each 32 columns.
+/// Returns integers up to 4, scaled by a power of two for each row and for each 32 columns. Each value is exact in bf16, and
+/// sums of their products are exact in f32.
 fn small([rows, cols]: [usize; 2], seed: u64, device: &Device) -> Result<Tensor> {
     let mut random = Random::new(seed);
     let values = (0..rows * cols).map(|i| {

@@ -166,7 +166,8 @@ fn codes_are_those_of_the_f32_result(device: &Device, dtype: DType, encoding: En
     Ok(())
 }
 
-/// Of a slot that is not set yet, and of current scaling, on every path: by rows, by tiles, columns that are not whole vectors.
+/// The first scale of a slot that is not set yet, and current scaling, on every path: by rows, by tiles, columns that are not
+/// whole vectors.
 fn first_scales_come_from_the_f32_result(device: &Device, dtype: DType) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let (first, current) =

@@ -15,7 +15,7 @@ cases![norms: Dtypes, special_values: Formats, needles];
 
 const NORMS: [Norm; 2] = [Norm::LayerNorm, Norm::RmsNorm];
 
-/// What is normalized.
+/// The arguments of a norm.
 struct Input {
     x: Tensor,
     gamma: Tensor,

@@ -4,7 +4,7 @@ use super::case::Outcome;
 use super::compare::{ensure, equal, same};
 use fp8_kernels::{DType, Device, Fp8Tensor, Result, Tensor};
 
-/// What an operation gave.
+/// The result of an operation.
 pub(crate) enum Got {
     Tensor(Tensor),
     Fp8(Box<Fp8Tensor>),

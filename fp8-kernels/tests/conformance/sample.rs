@@ -29,7 +29,7 @@ fn greedy() -> SampleOptions {
     SampleOptions { temperature: 0.0, top_k: Some(3), top_p: 0.1 }
 }
 
-/// What `row` gives, by the definition: every value is tried as the smallest that is kept.
+/// Returns the token that `row` gives by the definition: every value is tried as the smallest that is kept.
 fn expected(row: &[f32], options: &SampleOptions, random: u64) -> i32 {
     let row: Vec<f32> = row.iter().map(|&v| if v.is_nan() { f32::NEG_INFINITY } else { v }).collect();
     let mut values = row.clone();
@@ -295,7 +295,7 @@ fn follows_the_softmax(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Of a share that rounds to nothing the largest logit is left, and of equal ones all.
+/// A share that rounds to nothing leaves the largest logit, or all of them if several are equal.
 fn a_share_of_hardly_anything(device: &Device) -> Outcome {
     let logits = Tensor::from_vec([0.0f32, 2.0, 1.0, 2.0].repeat(64), [64, 4], device)?;
     for top_p in [f32::from_bits(1), 1e-30, 1e-9] {

@@ -243,8 +243,8 @@ fn long_causal_rows(device: &Device, dtype: DType) -> Outcome {
     Ok(())
 }
 
-/// Where y is 1 everywhere and dy 0, the gradient is the sum of all dy: of integers, almost halfway between two numbers
-/// of f32.
+/// If y is 1 everywhere, the gradient where dy is 0 is minus the sum of all dy: a sum of integers, almost halfway between
+/// two numbers of f32.
 fn no_bit_of_a_long_sum_is_lost(device: &Device) -> Outcome {
     for (seed, keys) in (0..16).map(|seed| (seed, [4096, 4099, 16_392, 16_391][seed as usize / 2 % 4])) {
         let mut random = data::Random::new(seed);

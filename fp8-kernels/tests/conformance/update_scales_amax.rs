@@ -1,4 +1,4 @@
-//! How an update takes an amax from a window, and what a user's functions see.
+//! Tests how an update takes an amax from a window, and which values a user's functions see.
 
 use super::case::{Outcome, cases};
 use super::compare::{equal, refused, same};

@@ -1,4 +1,4 @@
-//! What the tests of the CUDA backend share: the simulated driver, used in turns, a training step on it, processes.
+//! Shared parts of the CUDA backend's tests: the simulated driver, used in turns, a training step on it, and processes.
 //!
 //! A process has one simulated driver whose counts and faults are global, so tests of one binary take turns.
 
@@ -36,12 +36,12 @@ pub(crate) struct Rig {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Where the simulated driver was built.
+/// Returns the path of the simulated driver.
 pub(crate) fn library() -> PathBuf {
     library_path().unwrap()
 }
 
-/// What a device is opened with: the simulated driver, a cache of its own, each tensor an allocation.
+/// Returns the options of a device: the simulated driver, a cache of its own, a separate allocation for each tensor.
 pub(crate) fn options(cache: &Path) -> CudaOptions {
     CudaOptions {
         library: Some(library()),
@@ -62,7 +62,7 @@ impl Rig {
         Self { control, folder: tempfile::tempdir().unwrap(), _turn: turn }
     }
 
-    /// Where compiled kernels are kept.
+    /// Returns the folder of compiled kernels.
     pub(crate) fn cache(&self) -> &Path {
         self.folder.path()
     }
@@ -75,7 +75,7 @@ impl Rig {
         Device::cuda_with(&self.options()).unwrap()
     }
 
-    /// How often `function` was called since the turn began.
+    /// Returns the number of calls of `function` since the turn began.
     pub(crate) fn calls(&self, function: &str) -> u64 {
         self.control.calls().get(function).copied().unwrap_or(0)
     }

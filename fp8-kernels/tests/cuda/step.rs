@@ -14,7 +14,7 @@ const UPDATE: ScaleUpdate<'_> =
 const X: [usize; 2] = [48, 80];
 const W: [usize; 2] = [33, 64];
 const B: [usize; 1] = [70];
-/// Of the arena: the activation's and the weight's.
+/// Slots of the arena: the activation's and the weight's.
 const SLOTS: usize = 2;
 
 /// All that a step works on.
@@ -47,7 +47,7 @@ pub(crate) struct Scaling {
     updates: u64,
 }
 
-/// What a tensor was quantized to, as bytes; the transpose's codes where they were made.
+/// The codes and the dequantization factor of a quantized tensor, as bits; the transpose's codes if they were made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Codes {
     rowwise: Option<Vec<u8>>,
@@ -55,7 +55,7 @@ pub(crate) struct Codes {
     scale_inv: u32,
 }
 
-/// What a step leaves behind.
+/// The results of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) x: Codes,

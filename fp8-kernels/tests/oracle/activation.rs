@@ -1,6 +1,6 @@
 //! Activations from their textbook formulas; derivatives as difference quotients.
 
-/// Of the function that a plain or gated activation applies to its input.
+/// Returns the value of the function that a plain or gated activation applies to its input.
 pub(crate) fn value(name: &str, x: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let relu = |x: f64| if x < 0.0 { 0.0 } else { x };

@@ -13,7 +13,7 @@ pub(crate) struct Attention {
     pub(crate) dim: usize,
     pub(crate) causal: bool,
     pub(crate) scale: f64,
-    /// Of keys.
+    /// The number of real keys in each batch entry.
     pub(crate) lengths: Option<Vec<usize>>,
     pub(crate) query_lengths: Option<Vec<usize>>,
     /// Keys to the left and to the right of a query's own.
@@ -28,7 +28,7 @@ impl Attention {
         ((b * self.queries + i) * self.heads + h) * self.dim + c
     }
 
-    /// Of the group that head `h` reads.
+    /// Returns the index of an element of key `j`, in the group that head `h` reads.
     pub(super) fn k(&self, b: usize, j: usize, h: usize, c: usize) -> usize {
         let group = h * self.groups / self.heads;
         ((b * self.keys + j) * self.groups + group) * self.dim + c
@@ -46,7 +46,7 @@ impl Attention {
         softmax::softmax(&scores, self.scale, |j| !self.sees(b, i, j))
     }
 
-    /// What dropout multiplies a probability by.
+    /// Returns the factor that dropout multiplies a probability by.
     pub(crate) fn factor(&self, [b, h, i]: [usize; 3], j: usize) -> f64 {
         let Some((p, seed, offset)) = self.dropout else { return 1.0 };
         let element = (((b * self.heads + h) * self.queries + i) * self.keys + j) as u64;

@@ -11,7 +11,7 @@ pub(crate) struct Slot {
     pub(crate) non_finite: u64,
 }
 
-/// Which amax of those that count determines the scale.
+/// The choice of the amax that determines the scale, among those that count.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Choice {
     /// The largest of the newest `n`.

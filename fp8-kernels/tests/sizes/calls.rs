@@ -10,7 +10,7 @@ use fp8_kernels::{
     ScaleRule, Shape, Slot, Tensor,
 };
 
-/// What became of a call.
+/// The outcome of a call.
 pub(crate) enum Outcome {
     Accepted,
     Refused,
@@ -34,7 +34,7 @@ type Result<T = ()> = std::result::Result<T, Stop>;
 
 pub(crate) struct Call {
     pub(crate) name: &'static str,
-    /// How many sizes it takes.
+    /// The number of sizes that it takes.
     pub(crate) places: usize,
     pub(crate) run: fn(&Device, &[usize]) -> Outcome,
 }

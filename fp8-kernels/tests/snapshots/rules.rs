@@ -1,4 +1,4 @@
-//! What a kernel's PTX may not contain, so that its results are the same bits everywhere.
+//! Instructions that a kernel's PTX may not contain, so that its results are the same bits everywhere.
 //!
 //! `add.f32` without a rounding may be fused with a multiplication by the assembler. `.approx` results differ between
 //! architectures, and no kernel needs one even to start an iteration, since divisions and roots are `.rn`; `div.full` is off

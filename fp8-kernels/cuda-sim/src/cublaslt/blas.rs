@@ -1,11 +1,11 @@
-//! What cuBLASLt's handles stand for.
+//! The objects behind cuBLASLt's handles.
 
 use std::collections::BTreeMap;
 
 use super::types::{Layout, Operation, Preference};
 use crate::code::{Code, Outcome};
 
-/// What was created and not destroyed, by handle.
+/// The objects that were created and not destroyed, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Blas {
     pub(super) libraries: BTreeMap<u64, ()>,

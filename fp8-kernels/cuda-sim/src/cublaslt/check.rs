@@ -1,4 +1,4 @@
-//! Which products the library takes.
+//! Checks whether the library accepts a product.
 
 use super::types::{Layout, Operation, ScaleMode, Type};
 use crate::code::{Code, Outcome};

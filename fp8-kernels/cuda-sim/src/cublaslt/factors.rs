@@ -15,7 +15,7 @@ pub(super) struct Factors {
     values: Vec<f32>,
 }
 
-/// How many bytes the factors take, and how they are aligned.
+/// Returns the size and the alignment of the factors, in bytes.
 pub(super) fn size(mode: ScaleMode, [rows, k]: [usize; 2]) -> (u64, u64) {
     let (count, pitch) = (count(mode, rows, k), 16);
     match mode {

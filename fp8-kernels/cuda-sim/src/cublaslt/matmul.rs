@@ -75,9 +75,9 @@ fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Ou
     Ok(Asked { operation, layouts: found, shape, hash: hasher.finish() })
 }
 
-/// What the simulator demands of a query beyond the documentation: the addresses of the factors of FP8 operands, of an FP8
-/// output's scale, and of the bias. The library answers without them, and may answer with a kernel that computes other
-/// numbers once they are set (openxla/xla pull request 40747, cuBLASLt 12.8.3).
+/// Refuses a query that lacks the address of an FP8 operand's factors, of an FP8 output's scale or of the bias. The
+/// documentation does not demand these addresses. The real library answers without them, and may answer with a kernel that
+/// computes other numbers once they are set (openxla/xla pull request 40747, cuBLASLt 12.8.3).
 fn expect_addresses(asked: &Asked) -> Outcome {
     let Asked { operation, shape, .. } = asked;
     let [a, b, _, d] = shape.types.map(Type::is_fp8);

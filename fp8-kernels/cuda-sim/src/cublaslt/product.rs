@@ -28,13 +28,13 @@ pub(crate) struct Product {
     pub(super) amax_d: u64,
     /// Address and bytes.
     pub(super) workspace: (u64, usize),
-    /// What the chosen kernel takes of the usual time.
+    /// The time of the chosen kernel, in quarters of the usual time.
     pub(super) slowness: u64,
     /// As the setting of this name.
     pub(super) fp8_sum_bits: Option<u32>,
 }
 
-/// Of how many products tensor cores take the sum at a time.
+/// The number of products that tensor cores add at a time.
 const STEP: usize = 32;
 
 impl Product {

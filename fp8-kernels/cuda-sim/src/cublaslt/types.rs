@@ -1,4 +1,4 @@
-//! What descriptors hold.
+//! The contents of cuBLASLt's descriptors.
 
 use crate::code::{Code, Outcome};
 
@@ -114,6 +114,6 @@ pub(crate) struct Layout {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Preference {
     pub(crate) workspace: u64,
-    /// What the caller promises of pointers: 256 bytes where it says nothing.
+    /// The alignment that the caller promises for each pointer, in bytes. `None` means 256.
     pub(crate) alignment: [Option<u32>; 4],
 }

@@ -13,7 +13,7 @@ use super::link::Link;
 use super::shape::Shape;
 use crate::fault::Fault;
 
-/// What running some work came to.
+/// The outcome of running some work.
 #[derive(Debug)]
 pub(crate) enum Ran {
     /// It is done, after so many simulated nanoseconds.
@@ -30,15 +30,15 @@ pub(crate) struct Collective {
     pub(crate) shape: Shape,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// What this rank reads and writes.
+    /// The numbers of bytes that this rank reads and writes.
     pub(crate) bytes: (usize, usize),
     pub(crate) has_arrived: bool,
-    /// Of a graph, whose copies run.
+    /// Whether this is a node of a graph, whose copies run.
     pub(crate) is_node: bool,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What the collectives of a communicator share with its handle.
+/// The state that the collectives of a communicator share with its handle.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) is_aborted: AtomicBool,
@@ -50,8 +50,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// What a communicator waits for that is finalized: its operations, and the end of every graph that captured some (in
-    /// NCCL's source, `commDestroySync` goes on when `localPersistentRefs` is 0).
+    /// Returns true while a communicator that is being finalized has to wait: for its operations, and for the end of every
+    /// graph that captured some of them (in NCCL's source, `commDestroySync` continues when `localPersistentRefs` is 0).
     pub(crate) fn is_in_use(&self) -> bool {
         self.outstanding.load(Ordering::Acquire) > 0 || self.nodes.load(Ordering::Acquire) > 0
     }

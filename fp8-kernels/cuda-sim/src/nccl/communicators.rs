@@ -13,7 +13,7 @@ use crate::code::{Code, Outcome};
 #[derive(Debug, Default)]
 pub(crate) struct Communicators {
     pub(super) by_handle: BTreeMap<u64, Communicator>,
-    /// Of ids made here.
+    /// The hubs of the ids that were made here.
     pub(super) hubs: BTreeMap<u64, Arc<Hub>>,
     pub(super) has_thread: bool,
 }

@@ -9,7 +9,7 @@ use crate::code::Code;
 pub(super) struct Group {
     pub(super) depth: usize,
     pub(super) communicators: Vec<u64>,
-    /// What the first call answered that failed.
+    /// The status of the first call that failed.
     pub(super) failed: Option<Code>,
 }
 

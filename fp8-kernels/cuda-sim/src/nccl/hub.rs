@@ -1,9 +1,10 @@
-//! Where the ranks of one communicator meet: in the process that made the id.
+//! The meeting point of a communicator's ranks, in the process that made the id.
 //!
-//! Ranks of this process use the table itself; those of others a TCP connection on the loopback, whose port stands in the
-//! id. A round is one collective, by its number on the communicator: ranks that come to it with different arguments, for
-//! which NCCL's behaviour is undefined, get `ncclInvalidUsage` and a report. A rank that is gone without having destroyed
-//! its communicator is `ncclRemoteError` for the others, whose collectives wait until they abort, as on hardware.
+//! Ranks of this process use the table itself. Ranks of other processes use a TCP connection on the loopback, whose port is
+//! part of the id. A round is one collective, identified by its number on the communicator. Ranks that come to it with
+//! different arguments, for which NCCL's behaviour is undefined, get `ncclInvalidUsage` and a report. If a rank exits
+//! without destroying its communicator, the others get `ncclRemoteError`, and their collectives wait until they abort, as on
+//! hardware.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -54,7 +55,7 @@ struct Round {
     results: Option<Vec<Option<Vec<u8>>>>,
 }
 
-/// What a rank says of itself.
+/// A rank's introduction to the hub.
 #[derive(Debug, Clone)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
@@ -113,7 +114,7 @@ impl Hub {
         self.table.lock().arrive(rank, number, shape, bytes);
     }
 
-    /// What a rank of this process gets of a round that is complete; once.
+    /// Takes the result of a complete round for a rank of this process. Each result can be taken once.
     pub(crate) fn take(&self, rank: usize, number: u64) -> Option<Vec<u8>> {
         let mut table = self.table.lock();
         let results = table.rounds.get_mut(&number)?.results.as_mut()?;
@@ -342,7 +343,7 @@ pub(crate) fn send_leave(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(&u64::MAX.to_le_bytes())
 }
 
-/// What a hub tells a rank of another process.
+/// A message from a hub to a rank of another process.
 #[derive(Debug)]
 pub(crate) enum Told {
     State(i32),

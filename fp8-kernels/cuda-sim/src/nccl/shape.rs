@@ -1,6 +1,6 @@
-//! What a collective is, and what it makes of the bytes of all ranks.
+//! The arguments of a collective, and its results from the bytes of all ranks.
 
-/// Which collective. The numbers are those of messages between processes.
+/// The kind of a collective. Messages between processes use these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
@@ -64,7 +64,7 @@ impl Shape {
         })
     }
 
-    /// What each rank gets of what all brought.
+    /// Returns the result of each rank, from the bytes of all ranks.
     pub(crate) fn results(self, parts: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let ranks = parts.len();
         match self.kind {

@@ -1,4 +1,4 @@
-//! What is refused: calls that a graph here cannot hold, wrong handles, a dead device; and what is forgotten.
+//! Refused calls (those that a simulated graph cannot hold, wrong handles, a dead device), and objects that are never freed.
 
 use super::{Executable, RELAXED, begin, end, zeros};
 use crate::rig::{add_one, code, rig, status};

@@ -152,7 +152,7 @@ pub(crate) fn value(which: usize, i: usize, j: usize) -> f64 {
     ((i * 7 + j * 3 + which * 11 + i * j) % 5) as f64 - 2.0
 }
 
-/// What a code of an FP8 type means; NaN and infinities as NaN.
+/// Returns the value of an FP8 code; NaN for NaNs and infinities.
 fn fp8(code: u8, kind: i32) -> f64 {
     let (mantissa_bits, bias) = if kind == E4M3 { (3, 7) } else { (2, 15) };
     let exponent = i32::from((code & 0x7f) >> mantissa_bits);
@@ -323,7 +323,7 @@ impl<'a> Lab<'a> {
         found
     }
 
-    /// What heuristics answer about a descriptor as it is.
+    /// Returns the answer of the heuristics for a descriptor as it is.
     pub(crate) fn heuristics_of(&self, operation: u64, case: &Case) -> Result<Vec<Found>, i32> {
         self.find(operation, case.layouts(), 0, 1)
     }
@@ -336,7 +336,7 @@ impl<'a> Lab<'a> {
         found
     }
 
-    /// What a check of a kernel answers about a descriptor as it is.
+    /// Checks a kernel against a descriptor as it is and returns the answer.
     pub(crate) fn check_of(&self, operation: u64, case: &Case, algo: &Algo) -> Result<Found, i32> {
         let mut found = Found::default();
         // SAFETY: all handles are alive, `algo` and `found` live through the call.
@@ -391,7 +391,7 @@ impl<'a> Lab<'a> {
         })
     }
 
-    /// What heuristics and the product itself answer, on memory that is there.
+    /// Returns the status codes of the heuristics and of the product itself, on memory that exists.
     pub(crate) fn codes(&self, case: &Case) -> [i32; 2] {
         let buffer = self.stream.alloc_zeros::<u8>(1 << 16).unwrap();
         let (at, layouts) = (self.address(&buffer), case.layouts());

@@ -70,7 +70,7 @@ pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Resul
     })
 }
 
-/// Which conversions exist.
+/// Returns true if the conversion exists.
 fn possible(cvt: Cvt) -> bool {
     let Cvt { to, from, round, ftz, sat, .. } = cvt;
     let float = |ty: Ty| matches!(ty, Ty::F16 | Ty::BF16 | Ty::F32 | Ty::F64);

@@ -97,7 +97,7 @@ impl Machine<'_> {
         Some(index)
     }
 
-    /// Where a spot is, in words, and its label.
+    /// Describes the place of a spot in words. Also returns the label of the allocation or array.
     #[cold]
     pub(crate) fn describe(&self, mem: &Mem, spot: Spot) -> (String, Option<String>) {
         if spot.space == Space::Shared {

@@ -67,7 +67,7 @@ fn registers(op: &Op) -> (Vec<Reg>, Vec<Reg>) {
 }
 
 impl Machine<'_> {
-    /// Where the unwritten value of `reg` came from, as far as the code tells.
+    /// Describes where the unwritten value of `reg` came from, as far as the code tells.
     #[cold]
     pub(crate) fn origin(&self, warp: &Warp, reg: Reg, lane: usize) -> String {
         let (mut reg, mut before) = (reg, warp.at);

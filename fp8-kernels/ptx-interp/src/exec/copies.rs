@@ -6,7 +6,7 @@ use crate::lanes::lanes;
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     pub(super) pending: Vec<Pending>,
-    /// Of each lane, how many groups are complete: the number of the one that copies join.
+    /// The number of complete groups of each lane, which is the number of the group that its next copies join.
     pub(super) groups: [u32; 32],
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Fault {
     pub(super) pc: Option<usize>,
 }
 
-/// What a step of a warp returns.
+/// The result of a step of a warp.
 pub(crate) type Step<T = ()> = Result<T, Box<Fault>>;
 
 impl Fault {

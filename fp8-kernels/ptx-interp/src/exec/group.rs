@@ -18,7 +18,7 @@ enum Home {
     Live(usize),
 }
 
-/// Where the lanes of a group lie in their allocation.
+/// The places of a group's lanes in their allocation.
 struct Group {
     home: Home,
     offsets: [usize; 32],

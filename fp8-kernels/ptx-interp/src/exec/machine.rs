@@ -6,7 +6,7 @@ use crate::module::Kernel;
 use crate::race::Span;
 use crate::region::Region;
 
-/// How a kernel is started.
+/// The configuration of a kernel launch.
 ///
 /// ```
 /// let launch = ptx_interp::Launch { grid: [4, 1, 1], block: [256, 1, 1], ..Default::default() };
@@ -35,7 +35,7 @@ impl Default for Launch<'_> {
     }
 }
 
-/// What a launch did.
+/// Counts of the instructions and barriers that a launch executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

@@ -26,7 +26,7 @@ use crate::numeric;
 use crate::report::Kind;
 
 impl Element {
-    /// How many there are in a register.
+    /// Returns the number of elements in a register.
     const fn count(self) -> usize {
         match self {
             Self::F16 | Self::BF16 => 2,

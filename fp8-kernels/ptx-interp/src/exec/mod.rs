@@ -68,7 +68,7 @@ pub fn run(kernel: &Kernel, launch: &Launch<'_>, memory: &Memory) -> Result<Stat
     result.map(|()| stats)
 }
 
-/// What no device would start.
+/// Refuses a launch that no device would start.
 fn shape(kernel: &Kernel, launch: &Launch<'_>) -> Result<(), (Kind, String)> {
     let wrong = |detail: String| Err((Kind::LaunchShape, detail));
     let ([x, y, z], [i, j, k]) = (launch.grid, launch.block);

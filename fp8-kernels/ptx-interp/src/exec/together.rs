@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together: shuffles, votes, reductions, matches; and how they wait for each other.
+//! Operations that the lanes of a warp do together (shuffles, votes, reductions, matches), and how lanes wait for each other.
 
 use super::fault::{Fault, Step};
 use super::machine::Machine;

@@ -16,7 +16,7 @@ use crate::report::Kind;
 #[derive(Debug)]
 pub(crate) struct Warp {
     pub(crate) regs: Registers,
-    /// Where each lane is, unless it is active.
+    /// The place of each lane in the code, unless the lane is active.
     pub(crate) pc: [usize; 32],
     /// Lanes that have a thread.
     pub(crate) exists: u32,

@@ -241,7 +241,7 @@ fn in_lanes(row: &mut [f32], f: impl Fn(f32) -> f32) {
     }
 }
 
-/// What the backward of one head reads.
+/// The inputs of the backward pass of one head.
 struct Inputs<'a> {
     q: Head<'a>,
     k: Head<'a>,

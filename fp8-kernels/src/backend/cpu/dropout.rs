@@ -18,7 +18,7 @@ const _: () = assert!(parallel::CHUNK.is_multiple_of(LANES));
 pub(super) struct Mask {
     key: DropoutKey,
     threshold: u32,
-    /// What elements that are kept are multiplied by.
+    /// The factor that elements are multiplied by if they are kept.
     pub(super) factor: f32,
 }
 

@@ -1,4 +1,4 @@
-//! How work is split over threads: by shape alone, so that results do not depend on how many there are.
+//! Splits work over threads by shape alone, so that results do not depend on the number of threads.
 
 use super::dispatch::vectorized;
 use crate::Result;

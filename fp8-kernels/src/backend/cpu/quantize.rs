@@ -42,7 +42,7 @@ fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Resul
     finish(codes, *x.shape(), x.device(), slot, scale)
 }
 
-/// What an operation that computes its values row by row hands to its slot.
+/// An operation that computes its values row by row, as `quantize_rows` takes it.
 pub(crate) struct Rows<'a, F: Fn(usize, &mut [f32]) + Sync> {
     /// The operation.
     pub(crate) op: &'static str,

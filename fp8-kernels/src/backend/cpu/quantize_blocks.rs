@@ -59,7 +59,7 @@ pub(super) fn quantize_blocks<T: Float>(
     Ok(Operand::Fp8(Fp8Tensor::from_layouts(shape, slot.encoding, rowwise, columnwise)))
 }
 
-/// What one direction of a quantization fills.
+/// The outputs of one direction of a quantization.
 struct Parts {
     codes: Array<u8>,
     factors: Factors,

@@ -42,7 +42,7 @@ pub(crate) fn rope(x: &Tensor, table: &RopeTable, positions: Positions<'_>, back
 /// All heads of one token.
 struct Token<'a> {
     x: &'a [f32],
-    /// Of the token's position; half as long as a head.
+    /// The cosines of the token's position; half as long as a head.
     cos: &'a [f32],
     sin: &'a [f32],
     direction: f32,

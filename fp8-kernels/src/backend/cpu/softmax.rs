@@ -67,7 +67,7 @@ impl dispatch::Kernel for Exponentials<'_> {
     }
 }
 
-/// What is subtracted before `exp`: the maximum, or 0 where everything is masked, since −∞ − −∞ is NaN.
+/// Returns the number to subtract before `exp`: the maximum, or 0 where everything is masked, since −∞ − −∞ is NaN.
 #[inline(always)]
 pub(crate) fn origin(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
@@ -76,7 +76,7 @@ pub(crate) fn origin(max: f32) -> f32 {
 /// A mask that repeats along the dimensions where its extent is 1.
 struct Mask<'a> {
     data: &'a [u8],
-    /// Of the scores, the last dimension left out: extents, and how far the mask moves.
+    /// The extent of each dimension of the scores except the last, innermost first, with the mask's stride along it.
     leading: Vec<(usize, usize)>,
     /// 0 where one byte stands for a whole row.
     step: usize,

@@ -4,7 +4,7 @@ use crate::ops::{AmaxRule, ScaleUpdate};
 use crate::{Arena, Result, UNSET, cells};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
-/// What one slot becomes.
+/// The change that an update makes to one slot.
 pub(crate) enum Change {
     Rest { non_finite: bool },
     Roll { amax: f32, scale: f32, cast_scale: f32 },
@@ -62,7 +62,7 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
         Self { history, scale, cast_scale, rows, slots, rest, recompute }
     }
 
-    /// What all slots become; changes nothing.
+    /// Returns the changes of all slots without making them.
     pub(crate) fn changes(&self, update: &ScaleUpdate<'_>) -> Result<Vec<Change>> {
         (0..self.slots).map(|slot| self.change(slot, update)).collect()
     }

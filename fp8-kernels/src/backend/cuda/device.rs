@@ -1,4 +1,4 @@
-//! What [`Device`] can do only with this backend.
+//! Methods of [`Device`] that only this backend has.
 
 use super::ops::fault;
 use super::{CudaOptions, Gpu};

@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use std::f64::consts::TAU;
 
-/// How the frequencies of RoPE are scaled for longer sequences. Computed in f64, as in Hugging Face's `rope_scaling`.
+/// The scaling of RoPE's frequencies for longer sequences. It is computed in f64, as in Hugging Face's `rope_scaling`.
 ///
 /// With the frequency `f = base^(−2j/d)` of pair j, which turns `f · n / 2π` times in n positions:
 ///
@@ -29,12 +29,12 @@ pub enum RopeScaling {
     None,
     /// Position interpolation (Chen et al., <https://arxiv.org/abs/2306.15595>).
     Linear {
-        /// How many times longer sequences become.
+        /// The factor by which sequences become longer.
         factor: f64,
     },
     /// That of Llama 3.1.
     Llama3 {
-        /// How many times longer sequences become.
+        /// The factor by which sequences become longer.
         factor: f64,
         /// Turns in the original length below which a frequency is divided by `factor`.
         low_freq_factor: f64,
@@ -45,7 +45,7 @@ pub enum RopeScaling {
     },
     /// YaRN (Peng et al., <https://arxiv.org/abs/2309.00071>).
     Yarn {
-        /// How many times longer sequences become.
+        /// The factor by which sequences become longer.
         factor: f64,
         /// Turns in the original length above which a frequency stays as it is; usually 32.
         beta_fast: f64,

@@ -1,4 +1,4 @@
-//! Which queries and keys belong together, which keys a query sees, and which probabilities are dropped.
+//! Queries and keys that belong together, the keys that a query sees, and the probabilities that are dropped.
 
 use super::super::dropout::Mask;
 use crate::host;
@@ -26,7 +26,7 @@ impl Span {
     }
 }
 
-/// Which keys of its sequence a query sees.
+/// The keys of its sequence that a query sees.
 #[derive(Clone, Copy)]
 pub(super) struct Visible {
     keys: usize,
@@ -50,7 +50,7 @@ impl Visible {
     }
 }
 
-/// Which probabilities are dropped: those of a sequence and head, from the first of its queries and keys on.
+/// The dropped probabilities of a sequence and head, from the first of its queries and keys on.
 #[derive(Clone, Copy)]
 pub(super) struct Dropped {
     pub(super) mask: Mask,

@@ -1,10 +1,10 @@
-//! What happens to a sum before it is stored: factors, bias, rounding, accumulation.
+//! The steps from a sum to its stored value: factors, bias, rounding, accumulation.
 
 use crate::dtype::Float;
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
-/// What sums are multiplied by: `(sum · a) · b`, in f32, each an operation of its own.
+/// The factors of a sum: `(sum · a) · b`, in f32, each multiplication an operation of its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Factors<'a> {
     #[default]

@@ -6,7 +6,7 @@
 use super::lanes::Lanes;
 use crate::Encoding;
 
-/// How values are stored in 32-bit words.
+/// The form in which values are stored in 32-bit words.
 pub(super) trait Form<L: Lanes> {
     /// Steps of the micro-kernel in a stored word.
     const STEPS: usize;
@@ -51,7 +51,7 @@ impl<L: Lanes, const IS_E5M2: bool> Form<L> for Codes<IS_E5M2> {
     }
 }
 
-/// What vectors decode codes by, as bits of f32; the upper halves of the constants are those of bf16.
+/// The constants with which vectors decode codes, as bits of f32. Their upper halves are the constants for bf16.
 ///
 /// A magnitude, shifted to where f32 has the lowest bits of its exponent, needs another bias. Those below `NORMAL` (zero and subnormal
 /// numbers) and from `SPECIAL` on (infinity and NaN) are looked up in a table instead.
@@ -63,7 +63,7 @@ pub(super) struct Decoding<const IS_E5M2: bool>;
 )]
 impl<const IS_E5M2: bool> Decoding<IS_E5M2> {
     const ENCODING: Encoding = if IS_E5M2 { Encoding::E5M2 } else { Encoding::E4M3 };
-    /// How far codes are shifted to the left.
+    /// The number of bits by which codes are shifted to the left.
     pub(super) const SHIFT: u32 = if IS_E5M2 { 21 } else { 20 };
     /// The bits of a shifted magnitude.
     pub(super) const MAGNITUDE: u32 = 0x7F << Self::SHIFT;

@@ -1,4 +1,4 @@
-//! Which instructions the CPU backend uses.
+//! The choice of the instructions that the CPU backend uses.
 
 use super::lanes::{Lanes, Portable};
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! How a CPU's product of bf16 pairs rounds, and whether it is worth using.
+//! Probes how a CPU rounds its product of bf16 pairs, and whether the product is worth using.
 
 use super::lanes::{Lanes, Portable};
 use super::path::{Job, Vectors};

@@ -27,7 +27,7 @@ impl Blocks {
     }
 }
 
-/// How the output is divided among threads: into a grid of parts, each packing the operands that it needs.
+/// The division of the output among threads: a grid of parts. Each part packs the operands that it needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts {
     pub(super) rows: usize,
@@ -238,7 +238,7 @@ impl Job for Part<'_> {
     }
 }
 
-/// Where sums wait for the next block of k: that of `row` and `col` is the first.
+/// Memory in which sums wait for the next block of k. Its first sum is that of `row` and `col`.
 #[derive(Clone, Copy)]
 struct Unfinished {
     sums: Rows,

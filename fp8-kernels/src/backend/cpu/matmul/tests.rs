@@ -60,7 +60,7 @@ enum Scales {
     Blocks(usize),
 }
 
-/// What a product is made of, apart from the lanes, the blocks and the parts that compute it.
+/// The parameters of a product, apart from the lanes, the blocks and the parts that compute it.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     dims: [usize; 3],

@@ -28,7 +28,7 @@ impl Left {
     }
 }
 
-/// What a tile starts from, where it goes, and whether it is a result.
+/// The sums that a tile starts from, the place where it stores its own, and whether they are results.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {
     /// Zeros for `None`.

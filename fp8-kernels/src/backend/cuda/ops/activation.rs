@@ -8,7 +8,7 @@ use super::{Buffer, Gpu, Joined, Source, args, dtype_number};
 use crate::ops::Activation;
 use crate::{DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
-/// What kernels call a function.
+/// Returns the kernels' number for a function.
 const fn kind(activation: Activation) -> i32 {
     match activation {
         Activation::Gelu | Activation::Geglu => 0,
@@ -20,7 +20,7 @@ const fn kind(activation: Activation) -> i32 {
     }
 }
 
-/// What a launch does with what it computes; addresses are 0 for none.
+/// The addresses and the format with which a launch stores its results. An address is 0 if there is none.
 #[derive(Default)]
 struct Sink {
     codes: u64,

@@ -28,7 +28,7 @@ const TILE: [u64; 2] = [128, 64];
 /// `Record` of kernels/adamw.cu, member by member.
 type Record = [u64; 18];
 
-/// How the kernels number the places where scales come from.
+/// The kernels' numbers for the sources of scales.
 const SLOT_OFF: u64 = 1;
 const SLOT_CELL: u64 = 2;
 const SLOT_OWN: u64 = 3;
@@ -124,7 +124,7 @@ fn distrust(gpu: &Gpu, error: &Error) {
     }
 }
 
-/// What becomes of one tensor's new value.
+/// The quantization of one tensor's new value.
 #[expect(clippy::large_enum_variant, reason = "one a parameter, for the time of a call")]
 enum Output {
     None,
@@ -162,7 +162,7 @@ struct Update {
 }
 
 impl Plan {
-    /// Of all tensors, and what becomes of each.
+    /// Creates the plan of all tensors. Also returns the output of each.
     fn of(gpu: &Gpu, tensors: &mut [AdamWTensor<'_>]) -> Result<(Self, Vec<Output>)> {
         let mut plan = Self::default();
         let outputs = tensors.iter_mut().map(|tensor| plan.take(gpu, tensor)).collect::<Result<Vec<_>>>()?;

@@ -10,7 +10,7 @@ use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
 use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// What the kernels have: threads of a block, rows that one owns, columns of a result that a plain one computes.
+/// Numbers of the kernels: the threads of a block, and the columns of a result that a block of a plain kernel computes.
 const THREADS: u32 = 128;
 const PART: u64 = 64;
 /// f32 that backward keeps for each row of scores.
@@ -106,7 +106,7 @@ pub(crate) fn attention_backward(
     Ok((tensor(dq, q), tensor(dk, k), tensor(dv, v)))
 }
 
-/// What backward reads of each row of scores.
+/// Computes the numbers that backward reads for each row of scores.
 fn rows(
     gpu: &Gpu,
     op: &'static str,
@@ -144,7 +144,7 @@ pub(super) struct Sizes {
     tiles: [u32; 2],
     /// queries, keys, heads, groups, head_dim
     numbers: [u32; 5],
-    /// How many keys to the left and to the right of its own a query sees.
+    /// The number of keys that a query sees to the left and to the right of its own.
     window: [u32; 2],
     bottom_right: u32,
     scale: f32,

@@ -112,7 +112,7 @@ pub(crate) fn attention_fp8_backward(
     Ok((tensor(dq, &q), tensor(dk, &k), tensor(dv, &v)))
 }
 
-/// What backward reads of each row of scores.
+/// Computes the numbers that backward reads for each row of scores.
 fn rows(
     gpu: &Gpu,
     op: &'static str,

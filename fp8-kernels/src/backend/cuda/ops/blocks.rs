@@ -23,7 +23,7 @@ pub(super) const fn blocks_number(blocks: Blocks) -> i32 {
 /// Parameters of a kernel that begin after those of what it quantizes: `BLOCK_PARAMS` of `blocks.cuh`.
 pub(super) type BlockArgs = [Arg; 17];
 
-/// What an operation quantizes.
+/// The values that an operation quantizes.
 pub(super) struct Values<'a> {
     pub(super) op: &'static str,
     pub(super) shape: Shape,
@@ -125,7 +125,7 @@ impl Target {
     }
 }
 
-/// How an amax becomes a scale, as kernels take it.
+/// The rule that turns an amax into a scale, as kernels take it.
 struct Scaling {
     /// 0 exact, 1 power of two, 2 MX rounded up, 3 MX rounded down.
     rule: i32,

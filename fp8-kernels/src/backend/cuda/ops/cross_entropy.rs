@@ -5,7 +5,7 @@ use super::{Gpu, Grid, Source, args, dtype_number};
 use crate::ops::{CrossEntropyOptions, CrossEntropySaved, Factor};
 use crate::{DType, Result, Shape, Tensor};
 
-/// Of the block that adds the losses.
+/// Threads of the block that adds the losses.
 const FINISH_THREADS: u32 = 1024;
 
 pub(crate) fn cross_entropy(

@@ -8,11 +8,11 @@ use crate::{DType, Error, Result, Shape, Tensor};
 const BITS: u32 = 8;
 const THREADS: u32 = 256;
 const TILE: usize = 2048;
-/// What a warp of the sum takes at a time: sorted entries, columns.
+/// Sorted entries, and columns, that a warp of the sum takes at a time.
 const GROUP: usize = 8;
 const SLICE: usize = 256;
 
-/// What an id must be less than; that is what one out of range is sorted as, and no i32 reaches 2³¹.
+/// Returns the number that an id must be less than. Ids out of range are sorted as this number, and no i32 reaches 2³¹.
 fn bound(rows: usize) -> u32 {
     u32::try_from(rows).unwrap_or(u32::MAX).min(1 << 31)
 }

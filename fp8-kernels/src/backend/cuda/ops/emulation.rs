@@ -1,4 +1,4 @@
-//! How a GPU multiplies operands with factors for rows or blocks: by a scale mode of the library's, or in another way.
+//! Chooses how a GPU multiplies operands with factors for rows or blocks: by a scale mode of the library or by emulation.
 
 use super::Gpu;
 use super::product::FactorLayout;
@@ -10,7 +10,7 @@ use fp8_format::Blocks;
 const MX_VERSION: usize = 12_08_00;
 const HOPPER_VERSION: usize = 12_09_00;
 
-/// How the library reads both operands' factors, or what is done instead.
+/// The layouts in which the library reads both operands' factors, or the emulation used instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Native([FactorLayout; 2]),
@@ -48,7 +48,7 @@ impl Way {
         }
     }
 
-    /// What takes the place of a mode that the library refuses for a product.
+    /// Returns the replacement for a mode that the library refuses for a product.
     pub(super) fn instead(sharing: [Sharing; 2]) -> Self {
         Self::on((0, 0), 0, sharing)
     }

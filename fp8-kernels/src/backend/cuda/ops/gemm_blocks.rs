@@ -17,7 +17,7 @@ use crate::{DType, Error, Fp8Tensor, Result, Tensor};
 /// `CUBLAS_STATUS_NOT_SUPPORTED`: no kernel for a product.
 const NOT_SUPPORTED: i32 = 15;
 
-/// What becomes of the sums.
+/// The destination of the sums.
 pub(super) enum Out<'a> {
     New { bias: Option<&'a Tensor>, dtype: DType },
     AddedTo(&'a Buffer),

@@ -157,7 +157,7 @@ fn has_blocks(a: &Fp8Tensor, b: &Fp8Tensor) -> bool {
 struct Operands {
     product: Product,
     places: Places,
-    /// What the addresses name.
+    /// The tensors at the addresses, kept alive.
     _codes: [Tensor; 2],
 }
 

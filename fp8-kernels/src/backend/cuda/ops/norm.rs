@@ -74,7 +74,7 @@ impl Stats {
     }
 }
 
-/// What a norm reads.
+/// The inputs of a norm.
 struct Forward<'a> {
     gpu: &'a Gpu,
     x: &'a Buffer,
@@ -289,7 +289,7 @@ pub(crate) fn norm_backward(
     Ok((tensor(dx, *x.shape()), vector(dgamma), dbeta.map(vector)))
 }
 
-/// What the gradients are made of.
+/// The inputs from which the gradients are computed.
 struct Backward<'a> {
     gpu: &'a Gpu,
     dy: &'a Buffer,

@@ -50,7 +50,7 @@ pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     Ok(Tensor::from_cuda(sums, Shape::from([cols]), x.device()))
 }
 
-/// How many rows of partial sums kernels that go by tiles write for `rows` rows.
+/// Returns the number of rows of partial sums that a kernel writes for `rows` rows if it works by tiles.
 pub(super) const fn column_pieces(rows: usize) -> usize {
     rows.div_ceil(TILE[0])
 }

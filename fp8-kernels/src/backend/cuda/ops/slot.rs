@@ -1,8 +1,7 @@
-//! What a quantizing operation does with its slot: the scale as an address, resolved on the device, and the output's
-//! buffers.
+//! The slot of a quantizing operation: its scale as an address, resolved on the device, and the output's buffers.
 //!
-//! Whether a cell is set, and which scale a tensor's own amax gives, is decided by kernels, so the host never waits; a
-//! user's scale policy is the exception, since it runs on the host.
+//! Kernels decide whether a cell is set, and which scale a tensor's own amax gives, so the host never waits. A user's scale
+//! policy is the exception, since it runs on the host.
 
 use super::rule::RuleArgs;
 use super::{Buffer, Gpu, Grid, Source, args, format_number};
@@ -21,12 +20,12 @@ pub(super) struct AmaxRequest {
 #[derive(Debug)]
 pub(super) struct DeviceScale {
     address: u64,
-    /// What holds it, where that is no cell of the caller's.
+    /// The buffer that holds the scale, if no cell of the caller's holds it.
     _owned: Option<Buffer>,
 }
 
 impl DeviceScale {
-    /// Of one f32, whose magnitude is the scale.
+    /// Returns the address of one f32, whose magnitude is the scale.
     pub(super) const fn address(&self) -> u64 {
         self.address
     }
@@ -115,7 +114,7 @@ fn on_host(
     Ok(DeviceScale::owned(gpu.filled_f32(scale, 1)?, 0))
 }
 
-/// What a quantizing operation fills, and what it becomes.
+/// The buffers that a quantizing operation fills, and the slot and shape of the operand that they become.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     slot: &'a Slot<'a>,

@@ -102,7 +102,7 @@ fn row_blocks(gpu: &Gpu, rows: u64) -> Grid {
     Grid { blocks: gpu.blocks(rows, 1, 16), threads: BLOCK_THREADS, shared: 0 }
 }
 
-/// How a mask repeats along the scores: of the leading dimensions, innermost first, extents and how far the mask moves.
+/// The repetition of a mask along the scores: the extents of the leading dimensions, innermost first, and the mask's strides.
 struct MaskLayout {
     extents: [u64; Shape::MAX_RANK - 1],
     strides: [u64; Shape::MAX_RANK - 1],

@@ -3,7 +3,7 @@
 use super::{Buffer, Gpu, Grid, Source, args};
 use crate::{Result, Shape, Tensor};
 
-/// Where columns lie in a matrix: how far its rows are apart, and where they start; in elements.
+/// A range of columns in a matrix: the distance between its rows, and the offset of the first column; in elements.
 #[derive(Clone, Copy)]
 struct Columns {
     pitch: usize,

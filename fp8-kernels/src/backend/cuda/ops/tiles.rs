@@ -11,7 +11,7 @@ const LONGEST_RUN: usize = 8;
 /// Blocks a multiprocessor, at least, before blocks take more than one tile.
 const PER_SM: usize = 12;
 
-/// How many tiles a `[rows, cols]` matrix has.
+/// Returns the number of tiles of a `[rows, cols]` matrix.
 pub(super) const fn tiles(rows: usize, cols: usize) -> usize {
     rows.div_ceil(TILE[0]) * cols.div_ceil(TILE[1])
 }
@@ -27,7 +27,7 @@ pub(super) fn strips(gpu: &Gpu, op: &'static str, rows: usize, cols: usize) -> R
     Ok((Grid::new(op, blocks as u64, THREADS)?, run as u64))
 }
 
-/// How many tiles each block takes where there are `tiles`.
+/// Returns the number of tiles that each block takes if there are `tiles`.
 pub(super) fn run(gpu: &Gpu, tiles: usize) -> usize {
     (tiles / (gpu.sms() as usize * PER_SM)).clamp(1, LONGEST_RUN)
 }

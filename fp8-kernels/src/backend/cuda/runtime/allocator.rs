@@ -1,6 +1,6 @@
-//! What happens to freed device memory.
+//! The policy for freed device memory.
 
-/// What happens to freed device memory: [`CudaOptions::allocator`](crate::CudaOptions::allocator).
+/// The policy for freed device memory: [`CudaOptions::allocator`](crate::CudaOptions::allocator).
 ///
 /// See [`CudaOptions`](crate::CudaOptions) for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -1,5 +1,5 @@
-//! What kernels report to the host. The next call that waits for the device and whose error reaches the caller returns it,
-//! once. What the numbers mean is for the operations to say.
+//! Errors that kernels report to the host. The next call that waits for the device and whose error reaches the caller
+//! returns the report as its error, once. The operations define the meaning of its numbers.
 
 use super::memory::Memory;
 use crate::{Error, Result};
@@ -14,7 +14,7 @@ pub(super) const FAULT: usize = 32;
 /// Makes the error of what a kernel reported: state, value, position and limit, and the names that it refers to.
 pub(crate) type Decode = fn([i64; 4], &Faults) -> Error;
 
-/// Where kernels report, and the names that they refer to by number.
+/// The memory in which kernels report, and the names that reports refer to by number.
 pub(crate) struct Faults {
     /// [`FAULT`] bytes on the device.
     pub(super) address: u64,

@@ -48,7 +48,7 @@ pub fn cell_address(cell: &Cell) -> Result<u64> {
 pub struct Committed((u64, usize, u32));
 
 impl Committed {
-    /// Of `cell`, in which the caller has just read a scale, with no work queued on it since.
+    /// Creates the record for `cell`. The caller must have just read a scale in it, with no work queued on it since.
     ///
     /// # Errors
     /// A cell that is on no GPU.
@@ -189,7 +189,7 @@ impl Library {
         Ok(Self { library, path })
     }
 
-    /// Where it was found.
+    /// Returns the path at which the library was found.
     pub fn path(&self) -> &Path {
         &self.path
     }

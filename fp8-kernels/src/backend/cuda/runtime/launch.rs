@@ -14,7 +14,7 @@ const MAX_ARGS: usize = 32;
 /// Bytes of dynamic shared memory that every kernel may have; more must be asked for once per function.
 const SHARED_BYTES: u32 = 48 << 10;
 
-/// How many threads run, in one dimension.
+/// The size of a launch, in one dimension.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid {
     /// Blocks; for 0 nothing is launched.

@@ -142,7 +142,7 @@ const DRIVER_FUNCTIONS: [&str; 52] = [
 /// The libraries a process runs on: chosen by the first device that is opened, since cudarc keeps one driver.
 #[derive(Debug)]
 pub(crate) struct Libraries {
-    /// Where the driver was found.
+    /// The path at which the driver was found.
     pub(crate) driver: PathBuf,
     /// The compiler, or an error with the places searched.
     pub(crate) nvrtc: Result<Library>,

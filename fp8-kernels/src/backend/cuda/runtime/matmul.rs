@@ -17,12 +17,12 @@ use std::collections::{HashMap, HashSet};
 
 /// The epilogue that adds a bias of one value a column.
 const BIAS: u32 = 4;
-/// What NVIDIA recommends for kernels on Hopper and later, and before.
+/// The bytes of workspace that NVIDIA recommends for kernels on Hopper and later, and for kernels on earlier GPUs.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
 /// Plans kept at a time. A model needs a few dozen; a text that grows by a token a time, one for each length.
 const MOST_PLANS: usize = 1024;
 
-/// What a plan serves: a product whose matrices and bias have at least this alignment.
+/// The key of a plan. The plan serves the product if its matrices and bias have at least this alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     product: Product,
@@ -34,7 +34,7 @@ pub(super) struct Blas {
     library: CublasLt,
     handle: Handle,
     plans: HashMap<Key, Plan>,
-    /// What the library has no kernel for.
+    /// Products that the library has no kernel for.
     refused: HashSet<Key>,
     tuner: Tuner,
     /// The largest that a plan has asked for; the ones before stay, since captured work may still use them.

@@ -24,7 +24,7 @@ pub(crate) struct Memory {
     context: Arc<Context>,
     allocator: CudaAllocator,
     kept: Mutex<Kept>,
-    /// Where memory is requested and freed while the device's own stream is in capture.
+    /// The stream on which memory is requested and freed while the device's own stream is in capture.
     side_stream: OnceLock<Arc<CudaStream>>,
     ledger: Arc<Ledger>,
 }
@@ -72,7 +72,7 @@ struct Block {
     address: u64,
     bytes: usize,
     born: u64,
-    /// What its elements take. None for a shell.
+    /// The ledger entry for the bytes of its elements. `None` for a shell.
     counted: Option<Counted>,
 }
 
@@ -131,7 +131,7 @@ impl Buffer {
         self.dtype
     }
 
-    /// What its elements take.
+    /// Returns the number of bytes that its elements take.
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
@@ -143,7 +143,7 @@ impl Buffer {
         }
     }
 
-    /// How many others share it.
+    /// Returns the number of other buffers that share its memory.
     pub(crate) fn holders(&self) -> usize {
         self.block.as_ref().map_or(0, |block| Arc::strong_count(block) - 1)
     }

@@ -26,7 +26,7 @@ pub(crate) trait KernelFile {
     fn snapshot(&self) -> &'static str;
 }
 
-/// What the compiler calls the program, and reports name.
+/// Returns the file name that the compiler and its messages use for the program.
 fn file_name(source: &dyn KernelFile) -> String {
     format!("{}.cu", source.stem())
 }
@@ -49,11 +49,11 @@ struct Module(sys::CUmodule);
 // SAFETY: a CUmodule is a handle that the driver lets every thread use.
 unsafe impl Send for Module {}
 
-/// What the driver loads, and the name under which it was kept on disk.
+/// The bytes that the driver loads, and the name under which they were kept on disk.
 struct Image {
     bytes: Vec<u8>,
     key: Option<String>,
-    /// Where the bytes come from: `compiler`, `cache` or `crate`.
+    /// The source of the bytes: `compiler`, `cache` or `crate`.
     origin: &'static str,
     /// Why nothing was compiled, if it is PTX from inside the crate.
     instead: Option<String>,

@@ -37,7 +37,7 @@ pub(crate) struct Nvrtc {
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
 }
 
-/// What compiling one program gave.
+/// The result of compiling one program.
 #[derive(Debug)]
 pub(crate) enum Compiled {
     /// Machine code.

@@ -1,4 +1,4 @@
-//! How a GPU is opened.
+//! Options for opening a GPU.
 
 use super::tuning::GemmTuning;
 use crate::CudaAllocator;
@@ -28,9 +28,9 @@ pub struct CudaOptions {
     pub library: Option<PathBuf>,
     /// The folder of the cache of compiled kernels. Default: `None`, which uses the environment variable `FP8_CACHE_DIR`.
     pub cache_dir: Option<PathBuf>,
-    /// What happens to freed device memory. Default: `None`, which uses the environment variable `FP8_CUDA_ALLOCATOR`.
+    /// The policy for freed device memory. Default: `None`, which uses the environment variable `FP8_CUDA_ALLOCATOR`.
     pub allocator: Option<CudaAllocator>,
-    /// How kernels of matrix products are chosen. Default: `None`, which uses the environment variables `FP8_GEMM_TUNING` and
-    /// `FP8_GEMM_TUNING_FILE`.
+    /// The tuning of matrix products, which chooses their kernels. Default: `None`, which uses the environment variables
+    /// `FP8_GEMM_TUNING` and `FP8_GEMM_TUNING_FILE`.
     pub gemm_tuning: Option<GemmTuning>,
 }

@@ -10,7 +10,7 @@ pub(super) const ALIGNMENT: u64 = 256;
 const REDUCTIONS_IN_F32: u64 = 2;
 const REDUCTIONS_IN_PLACE: u64 = 1;
 
-/// How the factors of an FP8 operand are arranged: `cublasLtMatmulMatrixScale_t`.
+/// The arrangement of an FP8 operand's factors: `cublasLtMatmulMatrixScale_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum FactorLayout {
     /// One f32.
@@ -37,7 +37,7 @@ impl FactorLayout {
         }
     }
 
-    /// What a file knows it by; nothing for one factor.
+    /// Returns the name of the layout in a file of results. It is empty for one factor.
     const fn name(self) -> &'static str {
         match self {
             Self::Tensor => "",
@@ -63,7 +63,7 @@ pub(crate) struct Product {
     pub(crate) right_transposed: bool,
     pub(crate) left: Type,
     pub(crate) right: Type,
-    /// Of the left operand and of the right one.
+    /// The layouts of the left operand's factors and of the right one's.
     pub(crate) factors: [FactorLayout; 2],
     pub(crate) out: Type,
     /// Added to each row, in this type.
@@ -108,7 +108,7 @@ impl Product {
         format!("[{m}, {k}] · [{k}, {n}], {left}{left_factors} × {right}{right_factors} → {out}{bias}{fast}")
     }
 
-    /// What a file knows it by: all that decides which kernels there are.
+    /// Returns the name of the product in a file of results. It contains everything that decides which kernels there are.
     pub(super) fn name(&self) -> String {
         let Self { m, n, k, left_transposed, right_transposed, left, right, .. } = self;
         let Self { factors, out, bias, accumulate, fast, .. } = self;
@@ -132,7 +132,7 @@ impl Product {
         self.left.size() == 1
     }
 
-    /// Which ways to add up split products round no partial sum.
+    /// Returns the ways to add up split products that round no partial sum.
     pub(super) fn reductions(&self) -> u64 {
         REDUCTIONS_IN_F32 | if self.out == Type::F32 { REDUCTIONS_IN_PLACE } else { 0 }
     }

@@ -46,7 +46,7 @@ impl Staging {
         Ok(true)
     }
 
-    /// Where `len` bytes may be written.
+    /// Returns memory to which `len` bytes may be written; `None` if no memory can be pinned.
     fn room(&mut self, context: &Context, len: usize) -> Result<Option<*mut u8>> {
         let fits = |segment: &Segment| segment.used + len <= SEGMENT;
         if !self.segments.get(self.current).is_some_and(fits) && !self.advance(context)? {

@@ -1,4 +1,4 @@
-//! Which kernel a product runs on: measured once, kept in a file.
+//! Chooses the kernel that a product runs on: measured once, kept in a file.
 //!
 //! The library's first choice is good, not always the best. With tuning on, a product's first use times several of its
 //! choices on random data (zeros flatter: they cost less power), over operands that together exceed the L2 cache, and
@@ -27,7 +27,7 @@ const COPIES: usize = 8;
 /// See [`CudaOptions`](crate::CudaOptions) for an example.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GemmTuning {
-    /// How many of cuBLASLt's choices are timed, up to [`MOST_CANDIDATES`](Self::MOST_CANDIDATES). With 0 or 1 its first
+    /// The number of cuBLASLt's choices that are timed, up to [`MOST_CANDIDATES`](Self::MOST_CANDIDATES). With 0 or 1 its first
     /// choice is taken without timing. Default: 0.
     pub candidates: usize,
     /// The JSON file in which results are stored. It is created if it does not exist, with a file `….lock` beside it.
