@@ -33,7 +33,7 @@ fn run() -> Outcome<ExitCode> {
     }
 }
 
-/// What `torchrun` does.
+/// Starts the processes of all ranks and waits for them, like `torchrun`.
 fn launch() -> Outcome<ExitCode> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut children = Vec::new();

@@ -20,7 +20,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt;
 
-/// Which rank a process is, and where rank 0 listens: what `torchrun` and other launchers pass to each process of a job.
+/// The rank of a process and the address of rank 0, which `torchrun` and other launchers pass to each process of a job.
 ///
 /// [`read`](Self::read) takes it from the environment. For a group of some of the job's processes, set the fields yourself: the
 /// rank within that group, its size, and the address of its rank 0.

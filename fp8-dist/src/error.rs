@@ -94,7 +94,7 @@ pub enum Error {
         shape: Shape,
         /// The number of ranks.
         world_size: usize,
-        /// What would be right.
+        /// The requirement on the shape, or a way to meet it.
         remedy: &'static str,
     },
     /// The collective does not support this data type. All ranks get this error, and the group remains usable.
@@ -114,7 +114,7 @@ pub enum Error {
         call: String,
         /// The root that was passed.
         root: usize,
-        /// How many ranks.
+        /// The number of ranks.
         world_size: usize,
     },
     /// An option of a new group is out of range.
@@ -126,7 +126,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// The valid values.
         remedy: &'static str,
     },
     /// An environment variable is missing, cannot be parsed or contradicts another one.
@@ -139,7 +139,7 @@ pub enum Error {
         name: &'static str,
         /// Its value; `None` if it is not set.
         value: Option<String>,
-        /// What would be right.
+        /// The valid values, or how to set the variable.
         remedy: String,
     },
     /// The processes could not form a group.
@@ -155,7 +155,7 @@ pub enum Error {
     Network {
         /// The group's id.
         id: String,
-        /// What the call was for, with the address.
+        /// The purpose of the call, with the address if there is one.
         what: String,
         /// The operating system's error.
         source: std::io::Error,
@@ -224,7 +224,7 @@ pub enum Failure {
     GaveUp {
         /// The rank.
         rank: usize,
-        /// What it passed to `poison`.
+        /// The reason that it passed to `poison`.
         reason: String,
     },
     /// Ranks dropped their handles while other ranks waited for them.
@@ -249,7 +249,7 @@ pub enum Failure {
     Lost {
         /// The rank.
         rank: usize,
-        /// How the loss was detected.
+        /// The event by which the loss was detected.
         reason: String,
     },
     /// Ranks were started with different settings.

@@ -6,7 +6,7 @@ use fp8_recipe::AmaxGroup;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// How the values of all ranks are combined, elementwise.
+/// The operation that combines the values of all ranks, elementwise.
 ///
 /// Every backend computes f32. See the example of [`ProcessGroup`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

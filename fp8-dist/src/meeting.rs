@@ -27,25 +27,25 @@ pub(crate) struct Meeting {
 #[derive(Debug)]
 struct Table {
     messages: Vec<Option<Message>>,
-    /// When each message arrived.
+    /// The time at which each message arrived.
     since: Vec<Option<Instant>>,
     mailboxes: Vec<Option<All>>,
     left: Vec<bool>,
-    /// What remote ranks have been sent; `None` for ranks in this process, which read their mailboxes themselves.
+    /// The links to remote ranks; `None` for ranks in this process, which read their mailboxes themselves.
     links: Vec<Option<Link>>,
     failure: Option<Failure>,
 }
 
-/// What a remote rank has been sent.
+/// The record of the news that a remote rank has been sent.
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     is_sending: bool,
     knows_failure: bool,
-    /// How many ranks it knows to have left.
+    /// The number of ranks that it knows to have left.
     knows_left: usize,
 }
 
-/// What is sent to a remote rank next.
+/// The next news for a remote rank.
 #[derive(Debug)]
 pub(crate) enum News {
     Complete(All),

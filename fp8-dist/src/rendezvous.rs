@@ -1,4 +1,4 @@
-//! How the processes of a group find each other.
+//! Forms a group: its processes find each other and connect to rank 0.
 //!
 //! Until its group is complete, rank 0 listens on the first free one of the [`PORTS`] ports that begin at `MASTER_PORT`. The
 //! other ranks repeatedly call all of these ports at once until a rank 0 of their group answers. Therefore `torchrun` may occupy
@@ -55,7 +55,7 @@ const VERSION: u32 = if cfg!(target_endian = "little") { 3 } else { 3 | 1 << 16 
 const VERSION_NAME: &str = "the version of the protocol";
 /// The time limit for two processes to introduce themselves.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a seated rank waits for rank 0's message after the deadline, which rank 0 enforces.
+/// The time that a seated rank waits for rank 0's message after the deadline, which rank 0 enforces.
 const GRACE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(2);
 /// The longest group id or run id, in bytes.

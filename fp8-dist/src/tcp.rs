@@ -62,7 +62,8 @@ pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Ar
     })
 }
 
-/// How long a leaving rank tries to say so.
+/// The time that a leaving rank has to tell the others. A rank that cannot send to rank 0 also waits this long for the
+/// cause.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// This process's end of a group.
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(text(io::ErrorKind::UnexpectedEof), ended);
         assert_eq!(text(io::ErrorKind::InvalidData), "invalid data");
     }
-    /// What a rank may take longer than its deadline, with a slow machine's delays.
+    /// The time by which a rank may exceed its deadline, including the delays of a slow machine.
     const GRACE: Duration = Duration::from_secs(1);
 
     /// The two ends of a connection.

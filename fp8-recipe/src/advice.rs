@@ -1,4 +1,4 @@
-//! What to change about slots that lose values.
+//! Advice on slots that lose values: the option to change.
 
 use crate::{RecipeLabel, ScaleSource, SlotSeries, SlotTrace, TracePoint};
 use std::fmt;
@@ -16,15 +16,15 @@ const UNUSED_BITS: f64 = 4.0;
 const LEAST_SQNR_E4M3: f64 = 25.0;
 const LEAST_SQNR_E5M2: f64 = 19.0;
 
-/// What one slot lost in the last steps, and the change that would help: see [`SlotTrace::advice`]. `Display` writes a
-/// sentence.
+/// A problem that one slot had in the last steps, and the change that would help: see [`SlotTrace::advice`]. `Display`
+/// writes a sentence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
     /// The slot's name.
     pub slot: Arc<str>,
     /// The recipe and group that it ran under.
     pub recipe: RecipeLabel,
-    /// What was seen, with numbers.
+    /// The problem, with numbers.
     pub finding: String,
     /// The change that would help.
     pub remedy: String,
@@ -188,7 +188,7 @@ fn against_underflow(series: &SlotSeries) -> String {
     }
 }
 
-/// How many bits a scaled amax exceeds the largest value by; negative if it stays below.
+/// Returns the number of bits by which a scaled amax exceeds the format's largest value; negative if it stays below.
 fn bits(amax: f32, scale: f32, fp8_max: f32) -> f64 {
     (f64::from(amax) * f64::from(scale) / f64::from(fp8_max)).log2()
 }

@@ -1,4 +1,4 @@
-//! How delayed scaling chooses an amax from the window.
+//! The algorithms by which delayed scaling chooses an amax from the window.
 
 use crate::Result;
 use crate::policy::out_of_range;
@@ -7,7 +7,7 @@ use fp8_kernels::ops::AmaxRule;
 use std::fmt;
 use std::sync::Arc;
 
-/// Which amax of the window determines a scale.
+/// The algorithm that chooses the amax of the window from which a scale is computed.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor};

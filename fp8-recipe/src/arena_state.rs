@@ -37,8 +37,8 @@ const MAX_UPDATES: u64 = 1 << 62;
 pub struct ScalingState {
     /// Two arenas for each recipe and group: forward and backward.
     pub arenas: Vec<ArenaState>,
-    /// How far the random numbers of dropout have come. `None` if no scope has drawn any and no seed was set; a state without
-    /// them, when it is loaded, leaves those of the `Scaling` alone.
+    /// The progress of dropout's random numbers. `None` if no scope has drawn any and no seed was set. Loading a state
+    /// without it leaves the random numbers of the `Scaling` unchanged.
     pub dropout: Option<DropoutProgress>,
 }
 
@@ -63,9 +63,10 @@ pub struct ArenaState {
     /// Past amaxes, `[rows][slots]`, oldest row first. The staging row is not part of it. Under a
     /// [`CustomRecipe`](crate::CustomRecipe): a row for each number of its state, in their order, then the newest amaxes.
     pub amax_history: Vec<Vec<f32>>,
-    /// When the history of each slot was last updated, as a count of the slot's updates under all recipes. Of two arenas, the
-    /// one with the larger number has the newer history of the slot; 0 means that the slot was never updated. Versions before
-    /// this field saved none. It is then empty, and the last arena in the list counts as the one that was updated last.
+    /// For each slot, the number of its last update in this arena, counted over its updates under all recipes. Of two
+    /// arenas, the one with the larger number has the newer history of the slot; 0 means that the slot was never
+    /// updated. Versions before this field saved none. It is then empty, and the last arena in the list counts as the
+    /// one that was updated last.
     pub last_updates: Vec<u64>,
     /// The slots whose scale of 1 no recorded amax has determined yet, sorted. Only under recipes whose first scale is 1: others
     /// have a scale of −1 there. Slots that were never updated are among them, listed or not.

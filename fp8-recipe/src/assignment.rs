@@ -1,4 +1,4 @@
-//! Which recipe each slot of a model gets, and which GEMMs run in FP8.
+//! Assigns a recipe to each slot of a model and determines which GEMMs run in FP8.
 
 use crate::by_direction::ByDirection;
 use crate::by_name::ByName;
@@ -10,7 +10,7 @@ use crate::{Direction, Error, Fp8Gemms, GemmAccumulation, Result, SlotName};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What the recipe of a scope says about the slots of a model.
+/// The recipes that a scope assigns to the slots of a model.
 #[derive(Debug)]
 pub(crate) enum Assignment {
     /// One recipe for all slots; `None` is high precision.

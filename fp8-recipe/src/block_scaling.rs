@@ -37,8 +37,8 @@ use fp8_kernels::{BlockRule, Scale, ScaleRule};
 pub struct BlockScaling {
     /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: E4M3.
     pub fp8_format: Format,
-    /// How scales are computed from amaxes, for inputs, weights and gradients. Default: rounded down to powers of two, and an
-    /// epsilon of 0.
+    /// The options for computing scales from amaxes, for inputs, weights and gradients. Default: scales are rounded
+    /// down to powers of two, and the epsilon is 0.
     pub quant: QParamsByRole,
     /// 1 for 1 × 128 blocks of inputs, 2 for 128 × 128. Default: 1.
     pub x_block_scaling_dim: usize,
@@ -188,7 +188,7 @@ impl Policy for BlockScaling {
 pub struct Mxfp8 {
     /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: E4M3.
     pub fp8_format: Format,
-    /// How a scale is rounded to a power of two. Default: [`MxRounding::Ceil`], with which no value saturates.
+    /// The rounding of scales to powers of two. Default: [`MxRounding::Ceil`], with which no value saturates.
     pub rounding: MxRounding,
     /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
     pub override_linear_precision: (bool, bool, bool),

@@ -7,7 +7,7 @@ use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{BlockRule, Scale, ScaleRule};
 
-/// How many scales a tensor has under [`CurrentScaling`].
+/// The number of scales of a tensor under [`CurrentScaling`]: one, or one for each row.
 ///
 /// ```
 /// use fp8_recipe::{CurrentScaling, Granularity};
@@ -66,7 +66,8 @@ pub struct CurrentScaling {
     pub granularity: Granularity,
     /// E4M3, or HYBRID: E4M3 forward and E5M2 for gradients. Default: HYBRID.
     pub fp8_format: Format,
-    /// How scales are computed from amaxes, for inputs, weights and gradients. Default: not rounded, and an epsilon of 0.
+    /// The options for computing scales from amaxes, for inputs, weights and gradients. Default: scales are not
+    /// rounded, and the epsilon is 0.
     pub quant: QParamsByRole,
     /// Whether fprop, dgrad and wgrad use split accumulation, in this order; if not, they use fast accumulation. Default:
     /// `(false, true, true)`.

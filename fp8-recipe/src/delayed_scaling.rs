@@ -55,9 +55,9 @@ pub struct DelayedScaling {
     /// The number of rows of the history, 1 to 1048576. One of them is the staging row, which collects the
     /// amaxes of the open scope, so `amax_history_len` − 1 past amaxes are kept. Default: 1024.
     pub amax_history_len: usize,
-    /// Which amax of the window determines the scale. Default: [`Max`](AmaxComputeAlgo::Max).
+    /// The algorithm that chooses the amax from which the scale is computed. Default: [`Max`](AmaxComputeAlgo::Max).
     pub amax_compute_algo: AmaxComputeAlgo,
-    /// How an amax becomes a scale. Default: [`Exact`](ScalingFactorComputeAlgo::Exact).
+    /// The formula that computes the scale from that amax. Default: [`Exact`](ScalingFactorComputeAlgo::Exact).
     pub scaling_factor_compute_algo: ScalingFactorComputeAlgo,
     /// Whether fprop, dgrad and wgrad run in high precision, in this order. Default: `(false, false, false)`.
     pub override_linear_precision: (bool, bool, bool),
@@ -200,7 +200,7 @@ impl DelayedScaling {
         Some((option("reduce_amax")?, calibrate_first_step, record_non_finite))
     }
 
-    /// What an update of an arena does; `rule` is this recipe's for the arena's direction.
+    /// Returns the update of an arena's scales. `rule` is this recipe's rule for the arena's direction.
     pub(crate) fn scale_update<'a>(&'a self, rule: &'a ScaleRule) -> ScaleUpdate<'a> {
         let (interval, record_non_finite) = (self.interval, self.record_non_finite);
         ScaleUpdate { amax: self.amax_compute_algo.rule(), rule, interval, record_non_finite }
@@ -323,7 +323,7 @@ impl State for DelayedScaling {
     }
 }
 
-/// How an amax becomes a scale.
+/// The formula that computes a scale from an amax.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor};

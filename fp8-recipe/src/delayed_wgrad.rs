@@ -29,7 +29,7 @@ pub struct DelayedWgrad {
     pub dy: Operand,
     /// The input, `[m, k]`.
     pub x: Operand,
-    /// How the product accumulates.
+    /// The accumulation mode of the product.
     pub accumulation: Accumulation,
     /// The [`lone_recipe`](crate::Backward::lone_recipe) of the scope that delayed it.
     pub lone_recipe: Option<Arc<str>>,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateDigest {
-    /// What the piece is, in the words of an error: ``the value of `fc.weight` ``.
+    /// The name of the piece, as error messages show it: ``the value of `fc.weight` ``.
     pub name: Arc<str>,
     /// The first 128 bits of the SHA-256 of its value.
     pub digest: [u8; 16],

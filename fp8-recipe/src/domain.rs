@@ -32,7 +32,7 @@ pub(crate) struct Domain {
     pub(crate) follows: ByDirection<Option<u64>>,
     group: Option<Arc<dyn AmaxGroup>>,
     agreed: ByDirection<Agreed>,
-    /// What the commit that is under way makes of arenas whose scales a user's code computes.
+    /// The updates that the running commit has planned for arenas whose scales are computed by a user's code.
     planned: ByDirection<Option<HostPlan>>,
     /// Arenas of a scope that was left, which could not be rolled back yet.
     unrestored: ByDirection<bool>,

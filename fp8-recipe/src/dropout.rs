@@ -1,12 +1,12 @@
-//! How far the random numbers of dropout have come: on the device once a scope has drawn any.
+//! The progress of dropout's random numbers. It is stored on the device once a scope has drawn any.
 
 use crate::Result;
 use fp8_kernels::{Device, DropoutDraw, DropoutState};
 
-/// How far the random numbers of dropout have come, as checkpoints store it.
+/// The progress of dropout's random numbers, as checkpoints store it.
 ///
-/// The key of a scope is the number of SplitMix64 with this seed that belongs to the scope, and mask m of the scope begins at
-/// counter m · 2⁴⁴ of Philox4x32-10 with that key: see [`DropoutState`] and
+/// The n-th training scope that draws masks, counted from 0, uses the n-th number of SplitMix64 with this seed as its
+/// key. Mask m of the scope begins at counter m · 2⁴⁴ of Philox4x32-10 with that key: see [`DropoutState`] and
 /// [`DropoutDraw::mask`].
 ///
 /// ```
@@ -26,7 +26,7 @@ use fp8_kernels::{Device, DropoutDraw, DropoutState};
 pub struct DropoutProgress {
     /// The seed.
     pub seed: u64,
-    /// How many training scopes have drawn masks.
+    /// The number of training scopes that have drawn masks.
     pub scopes: u64,
 }
 

@@ -61,7 +61,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// The valid values, or what to use instead.
         remedy: &'static str,
     },
     /// A TOML file that describes no recipe.
@@ -116,7 +116,7 @@ pub enum Error {
         "{delayed} weight gradients were delayed: take them from the backward scope by take_wgrads() before its commit"
     )]
     DelayedWgrads {
-        /// How many there are.
+        /// The number of delayed weight gradients.
         delayed: usize,
     },
     /// Saved scaling state that cannot be loaded.

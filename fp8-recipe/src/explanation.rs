@@ -1,4 +1,4 @@
-//! Which recipe each slot gets, in words.
+//! Explains in words which recipe each slot gets.
 
 use crate::assignment::Assignment;
 use crate::fp8_attention::Fp8Attention;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Which recipe each slot of a model gets and why, and which GEMMs run in FP8: see [`Scaling::explain`].
+/// The recipe of each slot of a model, why the slot gets it, and the GEMMs that run in FP8: see [`Scaling::explain`].
 ///
 /// `Display` writes a line for each layer, one for each of its slots, and one for each GEMM that the device emulates.
 ///
@@ -55,7 +55,7 @@ pub struct Explanation {
 pub struct ExplainedLayer {
     /// The path of the layer.
     pub path: Arc<str>,
-    /// Which of its GEMMs run in FP8.
+    /// The GEMMs of the layer that run in FP8.
     pub gemms: Fp8Gemms,
     /// Its slots: input, weight, output, gradients.
     pub slots: Vec<ExplainedSlot>,
@@ -155,7 +155,7 @@ fn of_operands(gemms: Fp8Gemms, operands: &[Operand<'_>]) -> Fp8Gemms {
     }
 }
 
-/// Which of a layer's GEMMs in FP8 the device does in another way.
+/// Returns the names of those FP8 GEMMs of a layer that the device emulates, each with the kind of emulation.
 fn emulated(device: &Device, gemms: Fp8Gemms, operands: &[Operand<'_>]) -> Vec<(&'static str, Emulation)> {
     let all = [(Gemm::Fprop, gemms.fprop), (Gemm::Dgrad, gemms.dgrad), (Gemm::Wgrad, gemms.wgrad)];
     let of = |(gemm, runs): (Gemm, bool)| {
@@ -177,7 +177,8 @@ fn explained(
     ExplainedSlot { name, role, recipe, pattern, stays_in_high_precision }
 }
 
-/// How far attention runs in FP8 at the least, as an explanation sees it.
+/// Returns the minimum extent of FP8 attention that an explanation assumes for a slot. It is `Dpa` for a slot that
+/// attention leaves in high precision, so that the slot is listed.
 const fn least(leaves_high: bool) -> Fp8Attention {
     if leaves_high { Fp8Attention::Dpa } else { Fp8Attention::Off }
 }

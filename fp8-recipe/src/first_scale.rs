@@ -1,4 +1,4 @@
-//! What a recipe quantizes with before it has recorded an amax.
+//! The first scales of a recipe, which it uses before it has recorded an amax.
 
 use crate::Recipe;
 use crate::by_name::ByName;

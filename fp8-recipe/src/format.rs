@@ -1,4 +1,4 @@
-//! Which FP8 format each direction uses.
+//! The FP8 formats of a recipe: one for each direction.
 
 use crate::{Direction, Error, Result};
 use fp8_kernels::Encoding;

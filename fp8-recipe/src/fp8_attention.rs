@@ -1,10 +1,10 @@
-//! Which recipes run attention in FP8, and which slots only they use.
+//! Identifies the recipes that run attention in FP8, and the slots that only they use.
 //!
 //! A model registers the slots of its attention whether or not a recipe uses them, because layers are made before recipes are
 //! chosen. A recipe's arenas have the slots that the recipe uses and no others. The slots of a model are ordered so that those
 //! of each recipe are contiguous: see [`SlotUse`].
 
-/// How far a recipe takes attention into FP8: what its options `fp8_dpa` and `fp8_mha` say.
+/// The extent to which a recipe runs attention in FP8, from its options `fp8_dpa` and `fp8_mha`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Fp8Attention {
     /// Attention runs in high precision.
@@ -49,7 +49,8 @@ impl Fp8Attention {
     }
 }
 
-/// Which recipes use the slot of a tensor that attention reads: see [`SlotName::of_attention`](crate::SlotName::of_attention).
+/// The recipes that use the slot of a tensor that attention reads: see
+/// [`SlotName::of_attention`](crate::SlotName::of_attention).
 ///
 /// The other recipes leave the slot off, and it is in none of their arenas, checkpoints and reports.
 ///

@@ -1,6 +1,6 @@
-//! Which GEMMs of a layer run in FP8.
+//! The GEMMs of a layer that run in FP8.
 
-/// Which of the three GEMMs of a Linear run in FP8.
+/// For each of the three GEMMs of a Linear, whether it runs in FP8.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::Device;

@@ -24,7 +24,7 @@ impl Frame {
     }
 }
 
-/// What a forward scope does with amaxes, and which scales it uses.
+/// The mode of a forward scope: whether it records amaxes, and which scales it uses.
 #[derive(Debug, Clone)]
 pub(crate) enum Mode {
     /// Records amaxes and uses the present scales.

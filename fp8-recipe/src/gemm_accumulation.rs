@@ -1,9 +1,9 @@
-//! How the GEMMs of a layer accumulate.
+//! The accumulation modes of a layer's GEMMs.
 
 use fp8_kernels::ops::Accumulation;
 
-/// How each of the three GEMMs of a Linear adds up its products if it runs in FP8: Transformer Engine's `MMParams`. A layer
-/// gets it from [`Forward::accumulation`](crate::Forward::accumulation) or
+/// The accumulation mode of each of a Linear's three GEMMs, for those that run in FP8: Transformer Engine's `MMParams`.
+/// A layer gets it from [`Forward::accumulation`](crate::Forward::accumulation) or
 /// [`Backward::accumulation`](crate::Backward::accumulation) and passes it to its GEMMs.
 ///
 /// Under a recipe [by name](crate::Recipe::by_name) a GEMM uses split accumulation if the recipe of either operand asks for it.
@@ -31,7 +31,7 @@ pub struct GemmAccumulation {
     pub wgrad: Accumulation,
 }
 
-/// Which of fprop, dgrad and wgrad use split accumulation unless a recipe says otherwise.
+/// Whether fprop, dgrad and wgrad use split accumulation, in this order, unless a recipe says otherwise.
 pub(crate) const SPLIT_BY_DEFAULT: (bool, bool, bool) = (false, true, true);
 
 /// Fast for fprop, and split for dgrad and wgrad.

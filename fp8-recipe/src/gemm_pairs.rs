@@ -102,7 +102,7 @@ impl Operand<'_> {
         self.policy.map(|policy| policy.format().encoding(self.role.direction()))
     }
 
-    /// Which elements share a scale in the codes that a GEMM reads; `None` for one scale.
+    /// Returns the blocks that share a scale in the codes that a GEMM reads, or `None` if the operand has one scale.
     fn blocks(&self, gemm: Gemm) -> Option<Blocks> {
         let rule = self.block_rule()?;
         if gemm.reads_columnwise(self.role) { rule.columnwise_blocks() } else { Some(rule.blocks()) }

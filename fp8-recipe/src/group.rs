@@ -81,7 +81,7 @@ pub trait AmaxGroup: Debug + Send + Sync {
     fn poison(&self, reason: &str);
 }
 
-/// What the ranks of a group have compared of an arena.
+/// The parts of an arena that the ranks of a group have already compared.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Agreed {
     names: bool,

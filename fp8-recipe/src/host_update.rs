@@ -6,7 +6,7 @@ use fp8_kernels::ops::{self, AmaxRule, ScaleUpdate};
 use fp8_kernels::{Arena, ScaleRule, UNSET};
 use std::sync::Arc;
 
-/// What an arena becomes. It is computed before the first arena of a commit changes, so that an error changes none.
+/// The new contents of an arena. They are computed before a commit changes its first arena, so an error changes none.
 #[derive(Debug)]
 pub(crate) struct HostPlan {
     scales: Vec<f32>,

@@ -1,10 +1,10 @@
-//! How a forward scope ended, as its backward sees it.
+//! The outcome of a forward scope, which its backward scope reads.
 
 use fp8_kernels::{Cell, DropoutDraw};
 use std::sync::OnceLock;
 
-/// How a forward scope ended. All [`Origin`](crate::Origin)s and [`Snapshot`](crate::Snapshot)s of the scope share it; there is
-/// no ending while the scope is open.
+/// The outcome of a forward scope. All [`Origin`](crate::Origin)s and [`Snapshot`](crate::Snapshot)s of the scope share
+/// it. It has no ending while the scope is open.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// The number of the scope; 0 for an evaluation.

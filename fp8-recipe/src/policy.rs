@@ -1,4 +1,4 @@
-//! What a recipe decides: the interface that each kind of recipe implements in a file of its own.
+//! The decisions of a recipe: the interface that each kind of recipe implements in a file of its own.
 //!
 //! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file, its module and
 //! re-export in `lib.rs`, and its names in `presets.rs`.
@@ -27,7 +27,7 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
         SPLIT_BY_DEFAULT
     }
 
-    /// How far attention runs in FP8.
+    /// The extent to which attention runs in FP8.
     fn fp8_attention(&self) -> Fp8Attention {
         Fp8Attention::Off
     }
@@ -50,14 +50,14 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
     /// itself. With it, the rule gives first scales, and all slots of a pass have the same rule.
     fn rule(&self, role: SlotRole) -> ScaleRule;
 
-    /// What slots of this role quantize with, if there is no [`state`](Self::state). `rule` is this policy's for the role.
+    /// The scale of slots of this role, if there is no [`state`](Self::state). `rule` is this policy's for the role.
     fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
         let _ = role;
         Scale::FromTensor(rule)
     }
 
-    /// What outlasts a scope. `None` if every scale comes from the tensor that it quantizes: such a recipe has no amax cells,
-    /// no collective, and nothing in checkpoints.
+    /// The state that outlasts a scope. `None` if every scale comes from the tensor that it quantizes: such a recipe
+    /// has no amax cells, no collective, and nothing in checkpoints.
     fn state(&self) -> Option<&dyn State> {
         None
     }
@@ -65,13 +65,14 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
 
 /// The part of a policy that keeps a scale and some numbers for each slot from scope to scope, in an arena.
 pub(crate) trait State {
-    /// How arenas start. The rows after row 0 are saved in checkpoints. The last one is the newest amax, if there is one.
+    /// The options that arenas are created with. The rows after row 0 are saved in checkpoints. The last one is the
+    /// newest amax, if there is one.
     fn arena_options(&self) -> ArenaOptions;
 
     /// Whether a commit replaces amaxes by their maximum over the ranks of the group.
     fn reduce_amax(&self) -> bool;
 
-    /// What a commit does with an arena; `rule` is the policy's for the arena's pass.
+    /// The update that a commit makes to an arena. `rule` is the policy's rule for the arena's pass.
     fn update<'a>(&'a self, rule: &'a ScaleRule) -> Update<'a>;
 
     /// Whether a slot's first scale, which it takes from its own tensor, is the one that a commit then computes, unless ranks
@@ -87,7 +88,7 @@ pub(crate) trait State {
     fn records(&self, amax: f32) -> bool;
 }
 
-/// What a commit does with an arena.
+/// The update that a commit makes to an arena.
 pub(crate) enum Update<'a> {
     /// The rows are past amaxes, and the device updates all slots.
     Window(ScaleUpdate<'a>),

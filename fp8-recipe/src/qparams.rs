@@ -1,4 +1,4 @@
-//! How a recipe without state computes scales from amaxes, for each kind of tensor.
+//! The options with which a recipe without state computes scales from amaxes, for each kind of tensor.
 
 use crate::policy::out_of_range;
 use crate::recipe_options::{FromValue, Options, Value};
@@ -7,7 +7,7 @@ use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::fp8_format::slice::BlockScaling;
 use std::fmt::Display;
 
-/// How the scale of a tensor, row or block is computed from its amax: Transformer Engine's `QParams`.
+/// The options for computing the scale of a tensor, row or block from its amax: Transformer Engine's `QParams`.
 ///
 /// ```text
 /// scale = fp8_max / max(amax, amax_epsilon), rounded down to a power of two if power_2_scale

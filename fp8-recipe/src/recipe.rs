@@ -39,7 +39,7 @@ enum Kind {
     ByName(Arc<ByName>),
 }
 
-/// What a recipe says about slots.
+/// The policies that a recipe chooses for slots.
 #[derive(Debug, Clone)]
 pub(crate) enum Choice<'a> {
     /// One policy for all slots; `None` is high precision.

@@ -14,7 +14,7 @@ pub(crate) enum Value {
     Float(f64),
     Flag(bool),
     List(Vec<Self>),
-    /// Of a type that no option has: its name.
+    /// A value of a type that no option has. Contains the name of the type.
     Other(&'static str),
 }
 
@@ -73,7 +73,7 @@ impl Options {
 
 /// A type of options.
 pub(crate) trait FromValue: Sized {
-    /// What an error says.
+    /// The valid values, as an error lists them after "expected".
     const EXPECTED: &'static str;
 
     fn from_value(value: &Value) -> Option<Self>;

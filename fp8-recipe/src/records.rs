@@ -7,7 +7,7 @@ use fp8_kernels::{Cell, KeptScales};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// What the commit of a scope collects, domain by domain.
+/// The records that the commit of a scope makes, grouped by domain.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     by_domain: BTreeMap<usize, Pending>,

@@ -5,7 +5,8 @@ use crate::{Direction, RecipeLabel, Result, Scaling, SlotRole};
 use std::fmt;
 use std::sync::Arc;
 
-/// What reports and explanations say of a slot whose tensor attention reads under a recipe that gives it more than one scale.
+/// The text in reports and explanations for a slot whose tensor attention reads, under a recipe that gives the tensor
+/// more than one scale.
 pub(crate) const STAYS_HIGH: &str =
     "attention stays in high precision, because it needs one scale for a tensor";
 
@@ -54,7 +55,7 @@ pub struct SlotReport {
     pub elements: u64,
     /// The number of NaN values, since the last reset. NaN does not enter the amax: a tensor with only NaN values has amax 0.
     pub nan: u64,
-    /// How often the amax was infinite or NaN and was left out of the window.
+    /// The number of times that the amax was infinite or NaN and was left out of the window.
     pub non_finite: u64,
     /// Whether attention, which reads the tensor, leaves it in high precision because the recipe gives a tensor more than one
     /// scale. The slot then never runs.

@@ -1,6 +1,6 @@
-//! Where scales come from, for reports.
+//! The sources of scales, for reports.
 
-/// Where the scales of a slot come from, which decides what [`SlotTrace::advice`](crate::SlotTrace::advice) can suggest.
+/// The source of a slot's scales. It determines what [`SlotTrace::advice`](crate::SlotTrace::advice) can suggest.
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};

@@ -84,7 +84,7 @@ pub struct Scaling {
     /// Made by the first scope that is asked whether gradients overflowed.
     pub(crate) overflow: Option<Overflow>,
     counting: bool,
-    /// How often the counters have been reset.
+    /// The number of times that the counters have been reset.
     pub(crate) counter_resets: u64,
     pub(crate) measuring_sqnr: bool,
     /// The signal-to-quantization-noise ratios, in decibels, of the last committed scope that measured the slot.

@@ -1,4 +1,5 @@
-//! What an open, recording scope keeps until it ends, and what forward scopes leave to the next backward scope.
+//! The state that an open, recording scope keeps until it ends, and the state that forward scopes leave for the next
+//! backward scope.
 
 use crate::Direction;
 use crate::outcome::Outcome;
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
-/// What an open, recording scope must commit or undo.
+/// The work of an open, recording scope, which it must commit or undo.
 #[derive(Debug)]
 pub(crate) struct Scope {
     pub(crate) direction: Direction,

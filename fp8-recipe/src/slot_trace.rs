@@ -36,7 +36,7 @@ use std::sync::Arc;
 pub struct SlotTrace {
     capacity: usize,
     series: Vec<SlotSeries>,
-    /// How often the counters had been reset at the last call of `record`.
+    /// The number of times that the counters had been reset at the last call of `record`.
     resets: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct SlotSeries {
     pub recipe: RecipeLabel,
     /// The largest finite value of its format.
     pub fp8_max: f32,
-    /// Where its scales come from.
+    /// The source of its scales.
     pub scales: ScaleSource,
     /// The steps in which it ran, oldest first.
     pub points: VecDeque<TracePoint>,
@@ -76,7 +76,7 @@ pub struct TracePoint {
     pub underflowed: u64,
     /// The number of NaN values.
     pub nan: u64,
-    /// How exact the codes were, in decibels, if it was measured: see [`SlotReport::sqnr`].
+    /// The signal-to-quantization-noise ratio in decibels, if it was measured: see [`SlotReport::sqnr`].
     pub sqnr: Option<f64>,
 }
 

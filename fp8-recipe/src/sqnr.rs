@@ -1,4 +1,5 @@
-//! How exact the codes of each slot are, measured when asked: on the host, so a GPU waits for every tensor that is measured.
+//! Measures the signal-to-quantization-noise ratio of each slot on request. It is computed on the host, so a GPU waits
+//! for every tensor that is measured.
 
 use crate::frame::{Frame, Mode};
 use crate::squares::{Measured, Squares};

@@ -1,18 +1,18 @@
-//! What the key of a saved recipe says about its state.
+//! The properties of a recipe's saved state, as read from the recipe's key.
 
 use crate::fp8_attention::Fp8Attention;
 use crate::{DelayedScaling, custom_recipe};
 
-/// What the key of a saved recipe says about its state.
+/// The properties of a recipe's saved state, as read from the recipe's key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) reduce_amax: bool,
     pub(crate) calibrate_first_step: bool,
-    /// What the saved rows contain.
+    /// The contents of the saved rows.
     pub(crate) rows: Rows,
 }
 
-/// What the saved rows of an arena contain.
+/// The contents of an arena's saved rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rows {
     /// Past amaxes, which may be infinite if `record_non_finite`.

@@ -1,4 +1,4 @@
-//! How a recipe quantizes weights that are stored in FP8.
+//! Quantizes weights that are stored in FP8, as a recipe prescribes.
 //!
 //! Such a weight has no values in high precision from which a scope could quantize it. Its codes are written where its value
 //! changes, in an optimizer's step or a checkpoint's load, and therefore outside of scopes. The scale comes from the new value

@@ -1,4 +1,4 @@
-//! What is saved of a weight that has not changed since it was last quantized.
+//! The saved state of a weight that has not changed since it was last quantized.
 
 use crate::WeightVersion;
 use fp8_kernels::UNSET;

@@ -60,7 +60,7 @@ impl Wanted<'_> {
     }
 }
 
-/// How a layer gets its weight.
+/// The result of looking up a weight in the cache: a copy, or the scale to quantize it with.
 #[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 #[derive(Debug)]
 pub(crate) enum Found {
@@ -72,7 +72,7 @@ pub(crate) enum Found {
     New,
 }
 
-/// What determines the scale of a copy.
+/// The source of a copy's scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Basis {
     /// The record.
@@ -119,7 +119,7 @@ impl PartialEq for Captured {
     }
 }
 
-/// What the codes of a recorded weight depend on, besides its value.
+/// The scales of a recorded weight. Together with its value, they determine its codes.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
     pub(crate) scale: Cell,

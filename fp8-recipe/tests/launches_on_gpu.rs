@@ -1,4 +1,5 @@
-//! How many kernels a recipe costs on a GPU, counted by the simulated one. A program of its own: the counts are the process's.
+//! Tests of the number of kernels that a recipe launches on a GPU, counted by the simulated GPU. They are a separate
+//! program, because the counts are those of the whole process.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use fp8_cuda_sim::{Control, library_path};
@@ -34,7 +35,7 @@ fn open() -> (Device, Control) {
     (device, Control::open(&library).unwrap())
 }
 
-/// How many kernels `f` launches, and their names.
+/// Runs `f` and returns the number of kernels that it launches, and their names.
 fn launches<T>(device: &Device, control: &Control, f: impl FnOnce() -> T) -> (u64, Vec<String>) {
     device.synchronize().unwrap();
     control.set("reset_calls", "").unwrap();

@@ -21,12 +21,12 @@ use crate::{Error, ProcessGroup, ReduceOp, Result, gather_blocks};
 use fp8_kernels::{Cell, DType, Operand, Scale, Shape, Slot, Tensor, interop, ops};
 use std::sync::Arc;
 
-/// What the ranks have agreed on for a name and need not compare again.
+/// The properties of a call that the ranks have agreed on for its name and need not compare again.
 #[derive(Debug)]
 pub(super) struct Agreed {
     /// Types and rule.
     label: String,
-    /// Of the cell that holds the scale, where one does.
+    /// The committed scale in the slot's cell; `None` if the slot has no cell.
     committed: Option<interop::Committed>,
     /// The extents of all ranks' shards.
     shards: Vec<Shape>,
@@ -106,7 +106,8 @@ impl Group {
         Ok(whole)
     }
 
-    /// What the ranks found, where this is the same call again.
+    /// Returns the earlier agreement on `what` if this is the same call again: it has the same label, and its cell
+    /// still holds the committed scale. A shard of another shape is an error.
     fn agreed(
         &self,
         what: &str,
@@ -176,7 +177,7 @@ impl Group {
 }
 
 impl Parts {
-    /// Of shards with these extents.
+    /// Describes the gather of `x` into `out`, for shards with these extents.
     fn new(x: &Tensor, out: &Tensor, shards: &[Shape]) -> Result<Self> {
         let bytes = shards.iter().map(|shape| shape.numel() * x.dtype().size()).collect();
         Ok(Self { from: address(x)?, to: address(out)?, bytes })

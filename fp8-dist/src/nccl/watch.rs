@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long a rank that gets an error from NCCL waits for the other ranks to report the cause.
+/// The time that a rank waits, after an error from NCCL, for the other ranks to report the cause.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
-/// How long a collective may still take after a rank has left. If that rank took part in it, all ranks had arrived.
+/// The time limit for a collective after a rank has left. If that rank took part in it, all ranks had arrived.
 const LEAVE: Duration = Duration::from_secs(1);
 /// The polling interval, which is how long a failure may go unnoticed.
 const PACE: Duration = Duration::from_millis(2);

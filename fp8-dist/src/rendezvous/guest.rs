@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The delay before a port is called again.
 const RETRY: Duration = Duration::from_millis(20);
-/// How often the delay doubles, at most, if the listener does not speak the protocol. It may be torchrun's store, which may log a
-/// warning for each connection.
+/// The maximum number of times that the delay doubles if the listener does not speak the protocol. The listener may be
+/// torchrun's store, which may log a warning for each connection.
 const DOUBLINGS: u32 = 6;
 /// The interval of name lookups. The name of a machine that is just starting may not be known yet.
 const LOOKUP: Duration = Duration::from_millis(500);
@@ -25,9 +25,9 @@ const LOOKUP: Duration = Duration::from_millis(500);
 struct Target {
     address: SocketAddr,
     call: Option<Call>,
-    /// When the address is called next.
+    /// The time of the next call to the address.
     next: Instant,
-    /// How many calls in a row have failed because the listener does not speak the protocol.
+    /// The number of calls in a row that failed because the listener does not speak the protocol, at most `DOUBLINGS`.
     spoiled: u32,
 }
 

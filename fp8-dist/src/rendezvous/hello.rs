@@ -1,4 +1,4 @@
-//! How a rank introduces itself, and whether two ranks belong to one group.
+//! The hello by which a rank introduces itself, and the check that two ranks belong to one group.
 
 use super::MAX_TEXT;
 use crate::{Environment, Failure};

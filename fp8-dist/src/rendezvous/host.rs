@@ -15,13 +15,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::thread;
 use std::time::Duration;
 
-/// How many unknown connections are served at once, if the group is not larger.
+/// The number of unknown connections that are served at once, unless twice the world size is larger.
 const STRANGERS: usize = 64;
-/// How often the connections of seated ranks are checked.
+/// The interval at which the connections of seated ranks are checked.
 const GLANCE: Duration = Duration::from_millis(50);
-/// How long rank 0 of a job without a run id waits for another one after all ranks have arrived, at most half the deadline.
+/// The time that rank 0 of a job without a run id waits for the rank 0 of another job after all ranks have arrived. It
+/// waits at most half of the deadline.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long rank 0 reports its failure to ranks that still arrive.
+/// The time for which rank 0 reports its failure to ranks that still arrive.
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<TcpStream>> {
@@ -114,8 +115,8 @@ struct Host<'a> {
     /// Processes without a seat that have been told of a failure.
     told: Vec<Line>,
     elsewhere: Option<Elsewhere>,
-    /// How long the group waits after the last rank has arrived. Another job with the same settings may still appear, and that rank
-    /// may belong to it.
+    /// The time that the group waits after the last rank has arrived. Another job with the same settings may still
+    /// appear, and that rank may belong to it.
     settle: Duration,
     settled: Until,
     glance: Until,

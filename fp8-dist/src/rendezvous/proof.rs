@@ -1,4 +1,4 @@
-//! How two processes prove to each other that they know the same token, without telling it.
+//! Proofs by which two processes show each other that they know the same token, without sending it.
 //!
 //! Each side draws a nonce. A proof is HMAC-SHA-256, keyed with the token, over the side's role, both nonces and what it
 //! has to say; so a proof cannot be used again, on another connection, for other words, or by the other side. Without a
@@ -13,7 +13,7 @@ pub(super) const TAG: usize = 32;
 
 pub(super) type Nonce = [u8; NONCE];
 
-/// Whose words a proof is for.
+/// The side that makes a proof.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Role {
     /// The one who connected.
@@ -29,7 +29,7 @@ pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// What is known of one connection when proofs are made: the token and both nonces, the guest's first.
+/// The values of one connection from which its proofs are made: the token and both nonces, the guest's first.
 #[derive(Clone, Copy)]
 pub(super) struct Challenge<'a> {
     pub(super) token: &'a str,

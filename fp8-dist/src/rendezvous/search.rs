@@ -6,7 +6,7 @@ use crate::timed::Until;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// How long a listener may be silent before it is considered something else, such as torchrun's store.
+/// The time after which a silent listener is considered something else, such as torchrun's store.
 const SILENCE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]

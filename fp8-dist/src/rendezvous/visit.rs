@@ -29,7 +29,7 @@ enum State {
     Differing,
 }
 
-/// What is known about a connected process.
+/// The facts known so far about a connected process.
 #[derive(Debug)]
 pub(super) enum Visitor {
     /// Nothing.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const CASES: u64 = 1000;
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long a case may take, the half of the deadline: no rank has waited for it in vain.
+/// The time that a case may take. It is half of the deadline, so a case in which a rank waits until the deadline fails.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 struct Model([[SlotName; 2]; SLOTS]);
@@ -65,11 +65,11 @@ fn touched(tree: &Tree) -> (Vec<usize>, bool) {
     (recipes, records)
 }
 
-/// What a rank keeps of a committed forward scope, and what the model says of it.
+/// A committed forward scope as a rank keeps it, with the predictions of the model.
 struct Kept {
     /// With each run that it had: which frame, slot and value, and the scale that it quantized with.
     runs: Vec<(Frame, Run, Origin, Option<f32>)>,
-    /// Of the outermost frame.
+    /// The outermost frame and its snapshot, if the scope took one.
     snapshot: Option<(Frame, Snapshot)>,
     touched: Vec<usize>,
 }
@@ -88,7 +88,8 @@ struct Rank<'a> {
     pace: Draw,
 }
 
-/// How a rank ended: `Ok` without a fault, or the failure that it was told.
+/// The result of one rank: `Ok` if it finished its plan, or else the failure that it was told. The failure is `None` on
+/// a rank that left by itself.
 type Outcome = Result<(), Option<Failure>>;
 
 fn expect_scale(operand: &Operand, expected: Option<f32>, what: &str) {
@@ -326,7 +327,7 @@ impl Rank<'_> {
     }
 }
 
-/// What both guards can do.
+/// The operations that the forward and the backward guard have in common.
 trait Guard {
     fn commit(self) -> fp8_recipe::Result<()>;
     fn discard(self) -> fp8_recipe::Result<()>;
@@ -402,7 +403,7 @@ fn gradient(run: &Run) -> Run {
     Run { slot: run.slot, value: run.value / 8.0 }
 }
 
-/// What a layer that recomputes does: the outermost frame's runs again, with the scales of the first time.
+/// Repeats the runs of the outermost frame with their first scales, like a layer that recomputes its activations.
 fn replay(cx: &mut Backward<'_>, kept: &Kept, model: &Model) {
     let Some((outermost, snapshot)) = &kept.snapshot else { return };
     let mut again = cx.replay(snapshot).unwrap();

@@ -26,7 +26,7 @@ use std::thread;
 use std::time::Duration;
 use support::*;
 
-/// What the process of each rank would be told, with a port of this group alone.
+/// Returns the environment of each rank's process, with a port that only this group uses.
 fn environments(ranks: usize) -> Vec<Environment> {
     let alone = Environment {
         world_size: ranks,

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 const ROW: u16 = 16;
 const FIRST: u16 = 10_000;
 const ROWS: u32 = 22_000 / (ROW as u32 + 1);
-/// How many rows one process keeps for itself. Groups need theirs only while they form.
+/// The number of rows that one process keeps for itself. Groups need theirs only while they form.
 const KEPT: usize = 200;
 
 /// Returns the first of 16 free ports, which this process alone uses: test programs run side by side. Each row has one port

@@ -1,4 +1,4 @@
-//! How ranks meet, and what keeps them from it.
+//! Tests of forming a group, and of conditions that prevent it.
 
 use crate::{LONG, SHORT, environments, f32s, ports, speak};
 use fp8_dist::{Environment, Error, Failure, ProcessGroup, ReduceOp, Result, tcp};

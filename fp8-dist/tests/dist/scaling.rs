@@ -196,7 +196,7 @@ fn the_others_hear_why_a_scope_was_left() {
     assert_eq!(results[1], "no tokens");
 }
 
-/// Which passes a rank's layers run in.
+/// The passes in which a rank's layers run.
 #[derive(Clone, Copy, PartialEq)]
 enum Runs {
     Both,

@@ -22,7 +22,7 @@ fn text(text: &[u8]) -> Vec<u8> {
     [&(text.len() as u32).to_le_bytes(), text].concat()
 }
 
-/// What a rank says of itself.
+/// Returns the hello by which a rank introduces itself.
 pub(crate) fn hello(id: &str, environment: &Environment) -> Vec<u8> {
     [
         text(id.as_bytes()),

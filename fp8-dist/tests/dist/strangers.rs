@@ -1,4 +1,4 @@
-//! What connects to the ports of a group and is none of its ranks, and ranks that come twice, slowly or again.
+//! Tests of foreign processes on the ports of a group, and of ranks that connect twice, slowly or again.
 
 use crate::rendezvous::{dp, join, works};
 use crate::{LONG, SHORT, environments, ports, slow, speak};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a deadline may be exceeded by while ranks meet.
+/// The time by which ranks may exceed a deadline while they meet.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// The first words of this protocol, then nothing that ends soon.

@@ -16,7 +16,8 @@ fn message<T>(result: Result<T>) -> String {
     result.err().map(|error| error.to_string()).unwrap_or_default()
 }
 
-/// What a rank is told: by its call, or by its device when it reads what the call should have made.
+/// Returns the error that a rank gets, either from its call or from its device when it reads the result of the call.
+/// Empty if there is none.
 fn told(group: &Group, device: &Device) -> String {
     match reduce(group, "x", device) {
         Ok(sum) => sum.to_vec::<f32>().err().map(|error| error.to_string()).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! How a group of GPUs forms, and what keeps it from that.
+//! Tests of forming a group of GPUs, and of conditions that prevent it.
 
 use crate::rig::{LONG, Rig, SHORT, environments, join, open, tensor};
 use fp8_dist::{Error, ReduceOp, Result, nccl};

@@ -1,5 +1,5 @@
-//! What a group of real GPUs has to show: `FP8_TEST_DEVICE=cuda` takes all that this machine has, one a rank. Otherwise
-//! ranks share the simulated one.
+//! Tests of groups of real GPUs. With `FP8_TEST_DEVICE=cuda` they use all GPUs of this machine, one for each rank.
+//! Otherwise the ranks share the simulated GPU.
 
 #![expect(
     clippy::panic,
@@ -17,7 +17,7 @@ use std::thread;
 /// More than one machine has.
 const MOST: usize = 8;
 
-/// Who uses the simulated device in turns, and a device for each rank.
+/// A device for each rank. With the simulated GPU, also the test's turn to use it.
 struct Gpus {
     rig: Option<Rig>,
     devices: Vec<Device>,

@@ -14,7 +14,7 @@ impl Slots for Model {
     }
 }
 
-/// What becomes of a forward scope.
+/// The way in which a forward scope ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
     Commit,

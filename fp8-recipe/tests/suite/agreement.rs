@@ -1,4 +1,4 @@
-//! What a commit and `state_digests` compare, seen by a group that keeps what it is asked.
+//! Tests of the state that a commit and `state_digests` compare, with a group that notes each comparison.
 
 use crate::support::{backward, grad, input, message, scaling, short, step};
 use fp8_recipe::fp8_kernels::Arena;
@@ -14,7 +14,7 @@ struct Other {
 }
 
 impl Other {
-    /// What was compared since the last call.
+    /// Returns the comparisons since the last call.
     fn compared(&self) -> Vec<(String, Vec<StateDigest>)> {
         std::mem::take(&mut *self.compared.lock().unwrap())
     }

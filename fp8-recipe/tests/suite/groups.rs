@@ -1,4 +1,4 @@
-//! What a commit asks of a group, seen by a group that plays the other ranks.
+//! Tests of the calls that a commit makes to its group, with a group that plays the other ranks.
 
 use crate::support::{
     backward, forward, grad, input, message, scale_of, scaling, short, slot_state, step, updates,
@@ -37,7 +37,7 @@ impl Others {
         *self.fails.lock().unwrap() = what;
     }
 
-    /// What it was asked since the last time, without the recipes' options.
+    /// Returns the calls since the last time, without the recipes' options, and forgets them.
     fn log(&self) -> Vec<String> {
         let log = std::mem::take(&mut *self.log.lock().unwrap());
         log.iter().map(|entry| entry.split(" (").next().unwrap().to_owned()).collect()

@@ -1,4 +1,4 @@
-//! Where amaxes are not reduced: what one recipe takes over from another, and a group of one rank.
+//! Tests without a reduction of amaxes: the state that one recipe takes over from another, and a group of one rank.
 
 use crate::support::{Alone, forward, input, of_recipe, scaling, short, step};
 use fp8_recipe::fp8_kernels::Arena;

@@ -70,7 +70,7 @@ fn copies_and_bare_names_stand_for_the_layer() {
     assert_eq!(GemmSlots::new("fc").input, layer.input);
 }
 
-/// How an average of the weights is evaluated: a `Scaling` of its own, with the trained one's state.
+/// Evaluates an average of the weights in a `Scaling` of its own, which has loaded the state of the trained one.
 #[test]
 fn a_copy_of_the_model_is_evaluated_with_the_trained_scales() {
     let [trained, average] = [(); 2].map(|()| GemmSlots::new("fc"));

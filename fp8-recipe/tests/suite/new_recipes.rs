@@ -19,7 +19,7 @@ fn run(scaling: &mut Scaling, recipe: &Recipe, path: &str, amaxes: &[f32]) {
     }
 }
 
-/// What the next tensor of a slot is quantized with, in a scope that is not committed.
+/// Returns the scale that the next tensor of a slot is quantized with, in a scope that is not committed.
 fn next_scale(scaling: &mut Scaling, recipe: &Recipe, path: &str) -> f32 {
     let mut cx = scaling.autocast(recipe).unwrap();
     let scale = scale_of(&forward(&mut cx, &input(path), &[1.0]).0);

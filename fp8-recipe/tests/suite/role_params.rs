@@ -131,7 +131,7 @@ fn blocks_have_no_fast_accumulation() {
     }
 }
 
-/// What forward, evaluation and backward say for layer `a` of `a` and `b`.
+/// Returns the accumulation modes of layer `a` in a model of `a` and `b`. All passes must give the same ones.
 fn accumulation(recipe: &Recipe) -> GemmAccumulation {
     let mut scaling = crate::support::scaling(&["a", "b"]);
     let cx = scaling.autocast(recipe).unwrap();
@@ -208,7 +208,7 @@ fn the_weight_that_dgrad_reads_has_one_scale() {
     assert_eq!(factors(input.columnwise_scale_inv().unwrap()), [power(1.0), power(3.0)]); // the columns
 }
 
-/// Which GEMM reads which layout decides what can be multiplied.
+/// The layouts that a GEMM reads determine whether it can multiply its operands.
 #[test]
 fn a_gemm_is_judged_by_the_layouts_that_it_reads() {
     let explain = |patterns: [(&'static str, Recipe); 2]| {

@@ -1,4 +1,4 @@
-//! What became of a saved state, slot by slot.
+//! Tests of the report on a loaded state, which says for each slot how the state was used.
 
 use crate::support::{
     Alone, backward, forward, grad, input, message, of_recipe, scaling, short, slot_state, step,

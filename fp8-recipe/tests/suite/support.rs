@@ -11,8 +11,8 @@ thread_local! {
     static DEVICE: Device = crate::open();
 }
 
-/// Where everything of a thread runs: one device, since tensors of two do not mix, and no other test's, which may record
-/// a step.
+/// Returns the device of this thread. All tensors of a test are on this one device, because tensors of two devices do
+/// not mix. Other tests have other devices, because one of them may be recording a step.
 pub(crate) fn device() -> Device {
     DEVICE.with(Device::clone)
 }
@@ -51,13 +51,13 @@ pub(crate) fn short() -> DelayedScaling {
     DelayedScaling { amax_history_len: 4, ..Default::default() }
 }
 
-/// What a layer does in forward.
+/// Quantizes a tensor as a layer does in forward.
 pub(crate) fn forward(cx: &mut Forward<'_>, slot: &SlotName, values: &[f32]) -> (Operand, Origin) {
     let operand = ops::quantize(&tensor(values), &cx.slot(slot).unwrap()).unwrap();
     (operand, cx.origin(slot))
 }
 
-/// What a layer does in backward.
+/// Quantizes a tensor as a layer does in backward.
 pub(crate) fn backward(cx: &mut Backward<'_>, origin: &Origin, slot: &SlotName, values: &[f32]) -> Operand {
     ops::quantize(&tensor(values), &cx.slot(origin, slot).unwrap()).unwrap()
 }

@@ -1,9 +1,11 @@
-//! Where the defaults differ from Transformer Engine, each switch alone against the default.
+//! The rules in which the defaults differ from Transformer Engine. Each switch is tested alone against the default, and
+//! then all of them together.
 
 use crate::support::{forward, input, scale_of, scaling, short, slot_state, step};
 use fp8_recipe::{DelayedScaling, Recipe};
 
-/// What the first quantization used, then scale and window after each of the scopes.
+/// Runs one scope for each tensor. Returns the scale of the first quantization, the scale and window after each scope,
+/// and the number of non-finite amaxes.
 fn run(recipe: DelayedScaling, tensors: &[&[f32]]) -> (f32, Vec<(f32, Vec<f32>)>, u64) {
     let (mut scaling, recipe) = (scaling(&["fc"]), Recipe::from(recipe));
     let mut first = None;

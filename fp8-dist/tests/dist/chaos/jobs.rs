@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// What became of a rank.
+/// The outcome of a rank: the sum over its job, or the kind of its failure.
 enum End {
     Sum(f32),
     Failed(String),

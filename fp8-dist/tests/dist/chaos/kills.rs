@@ -84,7 +84,7 @@ impl Rank {
         }
     }
 
-    /// How it failed: in which call, after how long, and with what words.
+    /// Waits for the rank to fail and returns the call that failed, the duration of the call and the error message.
     fn end(&self) -> Result<(String, Duration, String), String> {
         let until = Instant::now() + HANG;
         let line = loop {

@@ -19,15 +19,15 @@ use std::time::Duration;
 
 /// The variable that holds the seed of a whole run.
 const SEED: &str = "FP8_CHAOS_SEED";
-/// What a slow machine may add to any wait.
+/// The time that a slow machine may add to any wait.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// How long a rank may take to join with this deadline: README, "Processes".
+/// Returns the longest time that a rank may take to join with this deadline: README, "Processes".
 fn joining(deadline: Duration) -> Duration {
     deadline + Duration::from_secs(2) + SLACK
 }
 
-/// How long a collective may take with this deadline.
+/// Returns the longest time that a collective may take with this deadline.
 fn exchange(deadline: Duration) -> Duration {
     deadline + (deadline / 4).clamp(Duration::from_millis(100), Duration::from_secs(2)) + SLACK
 }

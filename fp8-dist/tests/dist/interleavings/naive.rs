@@ -1,4 +1,4 @@
-//! What scopes do to scales, written from the rules alone: one state for all ranks, plain vectors, no arena.
+//! A model of how scopes change scales, written from the rules alone: one state for all ranks, plain vectors, no arena.
 
 use super::plan::{Frame, Policy, RECIPES, Run, SLOTS};
 
@@ -15,7 +15,7 @@ pub(crate) struct Slot {
     pub(crate) window: Vec<f32>,
     /// None until it is calibrated.
     pub(crate) scale: Option<f32>,
-    /// When it was updated last, counted for the slot over all recipes; 0 is never.
+    /// The number of its last update, counted for the slot over all recipes; 0 if it was never updated.
     pub(crate) last: u64,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Naive {
     clocks: [[u64; SLOTS]; 2],
 }
 
-/// What one rank has done in an open scope: amaxes, and first scales that hold until the scope ends. `[recipe][slot]`.
+/// The results of one rank in an open scope: amaxes, and first scales that hold until the scope ends. `[recipe][slot]`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Staged {
     amax: [[Option<f32>; SLOTS]; RECIPES],

@@ -1,4 +1,4 @@
-//! What the ranks of one case do, drawn by a seed before they begin.
+//! The plan of one case: the actions of all ranks, drawn from a seed before the ranks begin.
 
 pub(crate) const SLOTS: usize = 3;
 pub(crate) const RECIPES: usize = 3;
