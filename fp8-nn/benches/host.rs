@@ -1,4 +1,4 @@
-//! What the host does for a Linear's forward on a GPU: microseconds, launches and heap allocations a call.
+//! Measures the host's part of a Linear's forward on a GPU: microseconds, launches and heap allocations a call.
 //!
 //! `cargo bench -p fp8-nn --bench host`. On the simulated GPU, whose kernels are switched off: what is left is this
 //! library's own time and that of the simulated driver's calls, which take a lock and copy arguments. Not a bench of
@@ -43,7 +43,7 @@ const BUDGET: f64 = 10.0;
 /// Rounds, and calls in each.
 const ROUNDS: usize = 15;
 const CALLS: u32 = 1000;
-/// What the driver and cuBLASLt are asked to do on the device.
+/// The functions of the driver and cuBLASLt that queue work on the device.
 const LAUNCHES: [&str; 4] = ["cuLaunchKernel", "cublasLtMatmul", "cuMemsetD8Async", "cuMemsetD32Async"];
 
 fn main() -> ExitCode {

@@ -62,7 +62,7 @@ fn launch() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What each process does.
+/// Trains as one of the processes.
 fn train() -> Result<(), Failure> {
     // If a process does not answer for 30 s, the others return an error that names it.
     let group: Arc<dyn ProcessGroup> = tcp("dp", &Environment::read()?, Duration::from_secs(30))?;

@@ -19,7 +19,7 @@ struct Adapted {
 }
 composite!(Adapted { base, down, up });
 
-/// What backward needs of `down` and `up`, and b, down(b) and u.
+/// The values that the adapter's backward needs: those of `down` and `up`, and the tensors b, down(b) and u.
 type AdapterSaved = (LinearSaved, LinearSaved, [Tensor; 3]);
 
 impl Adapted {

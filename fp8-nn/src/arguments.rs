@@ -82,7 +82,7 @@ impl<'a> Argument<'a> {
     }
 }
 
-/// What backward must know of the output that forward returned: `dy` has its shape and is on its device.
+/// The properties of a returned output that backward checks `dy` against: its shape and its device.
 #[derive(Debug)]
 pub(crate) struct Output {
     layer: Arc<str>,

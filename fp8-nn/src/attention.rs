@@ -15,7 +15,7 @@ pub(crate) struct Attention {
     slots: AttentionSlots,
 }
 
-/// Where an attention stands in a layer.
+/// The place of an attention in a layer: the paths of the layer, of its slots and of the projections around it.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
     /// The path of the layer.
@@ -42,14 +42,15 @@ struct AttentionSlots {
     grad_input: Option<SlotName>,
 }
 
-/// Which recipes use the slots of `fp8_dpa` and `fp8_mha`: what a layer's options leave to them.
+/// The use of the slots of `fp8_dpa` and `fp8_mha`, as far as a layer's options decide it; the recipe decides the rest.
+/// `None` if there is no such slot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Uses {
-    /// Of q, k and v, where no projection writes them.
+    /// The use of the slots of q, k and v if no projection writes them.
     inputs: Option<SlotUse>,
-    /// Of slots that `fp8_mha` does without.
+    /// The use of the slots that `fp8_mha` makes unnecessary.
     dpa_alone: Option<SlotUse>,
-    /// Of slots that projections write with.
+    /// The use of the slots that projections write with.
     mha: Option<SlotUse>,
 }
 
@@ -116,7 +117,8 @@ impl Attention {
         self.slots.outputs.get(index)
     }
 
-    /// How the projection of the output writes the gradient that [`backward`](Self::backward) takes.
+    /// Returns the slot with which the projection of the output writes the gradient that [`backward`](Self::backward)
+    /// takes, and whether it writes FP8. `None` if there is no such slot.
     pub(crate) fn grad_input(&self, passed: &AttentionPassed) -> Option<GradInput<'_>> {
         let slot = self.slots.grad_input.as_ref()?;
         Some(GradInput { slot, in_fp8: matches!(passed.inputs, Inputs::Fp8(_)) })

@@ -52,7 +52,7 @@ const FILE: &str = "checkpoint.safetensors";
 const VERSION_KEY: &str = "fp8.version";
 const VERSION: &str = "1";
 const STEP_KEY: &str = "fp8.optimizer.step";
-/// How many of the steps were skipped; 0 in files without it.
+/// The metadata key of the number of skipped steps. Files without it count as having none.
 const SKIPPED_KEY: &str = "fp8.optimizer.skipped";
 /// A JSON list of the parameters without moments, if the optimizer has taken steps: those that are frozen, or were in its last step.
 /// Files without such parameters do not have it, and neither do files of earlier versions.
@@ -67,9 +67,9 @@ const USER: &str = "user.";
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
     pub metadata: BTreeMap<String, String>,
-    /// Which slots of the scaling state were restored, recomputed for another recipe, new, or not used so far. The report is
-    /// complete for recipes that were passed to [`Scaling::prepare`]. Other recipes appear in [`Scaling::state_report`] after
-    /// their first scope.
+    /// The report on the slots of the scaling state: which of them were restored, recomputed for another recipe, new, or not
+    /// used so far. It is complete for recipes that were passed to [`Scaling::prepare`]. Other recipes appear in
+    /// [`Scaling::state_report`] after their first scope.
     pub scaling: StateReport,
     /// The parameters whose gradients no step had used when the file was saved, and which [`save_with`] did not save.
     pub without_gradients: Vec<String>,

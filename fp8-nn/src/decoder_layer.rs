@@ -123,7 +123,7 @@ pub struct TransformerDecoderLayerSaved {
     attention: MultiheadAttentionSaved,
     cross_attention: CrossAttentionSaved,
     mlp: LayerNormMlpSaved,
-    /// Of the three parts.
+    /// The dropout masks of the residual additions of the three parts.
     residuals: [ResidualSaved; 3],
     output: Output,
 }

@@ -95,7 +95,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// Advice on a correct value.
         remedy: String,
     },
     /// Two parameters with the same name.
@@ -170,9 +170,9 @@ pub enum Error {
     /// A [`LossScaler`](crate::LossScaler) that was used out of order.
     #[error("LossScaler: {problem}: {remedy}")]
     LossScaler {
-        /// What was wrong.
+        /// A description of the mistake.
         problem: &'static str,
-        /// What would be right.
+        /// Advice on the correct use.
         remedy: &'static str,
     },
     /// A file that cannot be read or written.
@@ -188,7 +188,7 @@ pub enum Error {
     Checkpoint {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// A description of the problem.
         problem: String,
     },
     /// A parameter, moment or f32 copy that is not worth saving.
@@ -203,7 +203,7 @@ pub enum Error {
         value: f32,
         /// Its place.
         index: usize,
-        /// How many there are.
+        /// The number of elements.
         elements: usize,
     },
     /// An error of an operation.

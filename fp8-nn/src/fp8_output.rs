@@ -5,7 +5,7 @@ use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{DType, Operand, Scale, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName};
 
-/// How dgrad writes its result.
+/// The slot with which dgrad writes its result, and whether the result is FP8.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GradInput<'a> {
     /// A backward slot of the layer.

@@ -57,7 +57,7 @@ struct Fused<'a> {
     measures: bool,
 }
 
-/// What the closure returned.
+/// The results of the caller's closure.
 struct Ran<T> {
     quantized: Quantized,
     /// The values in the dtype of the layer, if they are measured.

@@ -12,7 +12,7 @@ use fp8_recipe::Forward;
 pub struct GenerateOptions {
     /// The most tokens that are added to each prompt. Default: 128.
     pub max_new_tokens: usize,
-    /// What logits are divided by before a token is drawn; 0 takes the most likely token. Default: 0.
+    /// The temperature: logits are divided by it before a token is drawn. 0 takes the most likely token. Default: 0.
     pub temperature: f32,
     /// Draws only from the `top_k` most likely tokens. Default: `None`, all.
     pub top_k: Option<usize>,
@@ -72,9 +72,9 @@ pub struct Generation<'m> {
     cache: KvCache,
     /// The ids that the model reads next, i32 `[batch, seq]`.
     ids: Tensor,
-    /// How many of them are real in each row: 0 in one that has ended.
+    /// The number of real ids in each row: 0 in a row that has ended.
     counts: Vec<usize>,
-    /// How many tokens were added.
+    /// The number of tokens that were added.
     steps: usize,
 }
 

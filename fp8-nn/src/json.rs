@@ -66,7 +66,7 @@ pub(crate) fn expect_distinct(text: &str) -> Result<(), String> {
     }
 }
 
-/// How much of a value an error shows: a file may have any.
+/// The most characters of a value that an error shows, because a file's values may have any length.
 const SHOWN: usize = 100;
 
 /// Reads a map of strings in which no name occurs twice.

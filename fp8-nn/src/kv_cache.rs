@@ -31,8 +31,8 @@ pub struct KvCache {
     layers: Vec<[Tensor; 2]>,
     capacity: usize,
     lengths: Vec<usize>,
-    /// How many positions of each row may be other than 0. Those behind its length are of tokens that were removed, or of a step
-    /// that failed.
+    /// The number of positions of each row that may be other than 0. Those behind the row's length belong to tokens that
+    /// were removed, or to a step that failed.
     written: Vec<usize>,
     /// The version of the weights that have read the tokens.
     weights: u64,
@@ -186,16 +186,17 @@ impl KvCache {
 /// The new tokens of a step, the same for all blocks.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// How many tokens each row holds, i32 `[batch]`.
+    /// The number of tokens that each row has before the step, i32 `[batch]`.
     starts: Tensor,
-    /// How many new ones each has, i32 `[batch]`.
+    /// The number of new tokens of each row, i32 `[batch]`.
     counts: Tensor,
     pub(crate) info: SequenceInfo,
     /// The last real position of each row among `[batch · seq]`, i32 `[batch]`; the first one of a row that has none.
     pub(crate) last: Tensor,
     /// 1 for real tokens and 0 for padding, i32 `[batch, seq]`; `None` without padding.
     real: Option<Tensor>,
-    /// How many positions behind each row's tokens may be other than 0, i32 `[batch]`, and the most of them; `None` if all are 0.
+    /// The positions behind a row's tokens that may be other than 0: the most of any row, and their number for each row,
+    /// i32 `[batch]`. `None` if all are 0.
     leftovers: Option<(usize, Tensor)>,
 }
 

@@ -118,7 +118,7 @@ enum SavedInput {
     Unneeded,
 }
 
-/// What [`LinearSaved`] has besides the input.
+/// The parts of [`LinearSaved`] other than the input.
 #[derive(Debug)]
 pub(crate) struct LinearCore {
     pub(crate) origin: Origin,

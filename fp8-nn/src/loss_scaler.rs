@@ -147,7 +147,7 @@ pub(crate) fn expect_all_gradients(cx: &mut Backward<'_>) -> Result<()> {
     }
 }
 
-/// What an optimizer's step needs of a scaler.
+/// The state of a scaler that an optimizer's step needs.
 #[derive(Debug)]
 pub(crate) struct StepScale<'a> {
     pub(crate) scale: &'a LossScale,

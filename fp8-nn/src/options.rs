@@ -5,7 +5,7 @@ use fp8_kernels::ops::{self, Diagonal, Norm, RopeScaling};
 use std::fmt;
 use std::str::FromStr;
 
-/// Which normalization a layer applies, and how.
+/// The normalization that a layer applies, with its options.
 ///
 /// [`LayerNormLinear`](crate::LayerNormLinear), [`LayerNormMlp`](crate::LayerNormMlp),
 /// [`MultiheadAttention`](crate::MultiheadAttention), [`TransformerLayer`](crate::TransformerLayer) and
@@ -89,12 +89,13 @@ pub struct AttentionOptions {
     /// Whether a position sees only itself and the positions before it. Default: true. PyTorch's
     /// `MultiheadAttention` attends to all positions unless it is given a mask.
     pub causal: bool,
-    /// How many positions to its left and to its right a position sees, `(left, right)`: a sliding window. `None` is no limit;
-    /// `causal` makes the right end 0. Transformer Engine's `window_size` is `(left, right)` with −1 for no limit. Default:
-    /// `(None, None)`.
+    /// The number of positions to its left and to its right that a position sees, `(left, right)`: a sliding window. `None`
+    /// is no limit; `causal` makes the right end 0. Transformer Engine's `window_size` is `(left, right)` with −1 for no
+    /// limit. Default: `(None, None)`.
     pub window: (Option<usize>, Option<usize>),
-    /// Where the diagonal of `causal` and `window` runs if queries and keys differ in number: in padded self-attention, and in
-    /// cross attention. Transformer Engine's `causal_bottom_right` is `Diagonal::BottomRight`. Default: [`Diagonal::TopLeft`].
+    /// The place of the diagonal of `causal` and `window` if queries and keys differ in number: in padded self-attention,
+    /// and in cross attention. Transformer Engine's `causal_bottom_right` is `Diagonal::BottomRight`. Default:
+    /// [`Diagonal::TopLeft`].
     pub diagonal: Diagonal,
     /// The factor for scores. Default: `None`, which is 1/√(size of a head).
     pub softmax_scale: Option<f32>,
@@ -107,7 +108,7 @@ pub struct AttentionOptions {
     pub rope: bool,
     /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
-    /// How the frequencies of RoPE are scaled for longer sequences. Default: [`RopeScaling::None`].
+    /// The scaling of RoPE's frequencies for longer sequences. Default: [`RopeScaling::None`].
     pub rope_scaling: RopeScaling,
     /// The normalization of each head of queries and keys before RoPE, as in Qwen3: RMSNorm or LayerNorm over the size of a head,
     /// with weights that all heads share. Transformer Engine's `qk_norm_type`. Default: `None`.
@@ -174,8 +175,8 @@ impl AttentionOptions {
     }
 }
 
-/// What a transformer block computes again in backward, in place of keeping it. Each level includes those before it, and needs less
-/// memory and more time.
+/// The part of a transformer block that backward recomputes instead of keeping it. Each level includes those before it, and
+/// needs less memory and more time.
 ///
 /// Results are the same at each level, bit for bit: what was quantized is quantized again with the scales of the forward pass, and
 /// masks of dropout are drawn again. [`TransformerLayer`](crate::TransformerLayer) and [`Gpt`](crate::Gpt) take it; a layer of your

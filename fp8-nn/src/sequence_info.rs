@@ -1,12 +1,12 @@
-//! What attention is told of the sequences in its input.
+//! Describes the sequences in the input of an attention.
 
 use crate::arguments::Argument;
 use crate::{Error, Result};
 use fp8_kernels::ops::{Packing, Positions, Sequences};
 use fp8_kernels::{Device, Tensor};
 
-/// What layers with attention are told of their input besides its values: which positions are real and belong together, and
-/// where each stands.
+/// Describes the sequences in the input of layers with attention: which positions are real and belong together, and the
+/// position of each token in its sequence.
 ///
 /// [`Module::forward_with`](crate::Module::forward_with) takes it. By default, each batch entry is one sequence without padding.
 ///
@@ -38,7 +38,8 @@ use fp8_kernels::{Device, Tensor};
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct SequenceInfo {
-    /// Which positions of the batch are real, and which belong together. Default: all, and each batch entry is one sequence.
+    /// The positions of the batch that are real, and which of them belong together. Default: all are real, and each batch
+    /// entry is one sequence.
     pub sequences: Sequences,
     /// The position of each token for rotary embeddings, i32 `[batch, seq]`. Default: `None`, which counts from 0 in each
     /// sequence.

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What some editors write at the start of a text.
+/// The byte order mark, which some editors write at the start of a text.
 const BYTE_ORDER_MARK: &[u8] = "\u{FEFF}".as_bytes();
 
 /// Returns the bytes of a file, or of all files of a folder.

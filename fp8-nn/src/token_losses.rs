@@ -1,4 +1,4 @@
-//! How well a model predicts a text: the loss of each token, their mean, and the perplexity.
+//! Measures how well a model predicts a text: the loss of each token, their mean, and the perplexity.
 
 use crate::hf::Monitor;
 use crate::{Gpt, Result, SequenceInfo};

@@ -49,7 +49,7 @@ pub struct TransformerLayerOptions {
     /// Whether the residual additions and the output are f32 whatever the layer computes in, so that many layers add up without
     /// rounding. The output is f32 then. Default: false, they are in the dtype that the layer computes in.
     pub fp32_residual_connection: bool,
-    /// What backward computes again in place of keeping it. Default: [`RecomputeLevel::None`].
+    /// The part of the block that backward recomputes instead of keeping it. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
     /// The probability that an element of a residual branch is dropped in training before it is added, at least 0 and less
     /// than 1. The attention has one of its own, `attention.attention_dropout`, and
@@ -163,7 +163,7 @@ struct Parts {
     mlp: RecomputableSaved<LayerNormMlpSaved>,
     /// The input of the norm at the end, and its statistics.
     normed: Option<(Tensor, NormStats)>,
-    /// Of the attention and of the MLP.
+    /// The dropout masks of the residual additions of the attention and of the MLP.
     residuals: [ResidualSaved; 2],
     output: Output,
 }

@@ -1,4 +1,4 @@
-//! How much memory a checkpoint needs besides what it stores: the peak of this process, which has no other test.
+//! Measures the memory that a checkpoint needs besides what it stores: the peak of this process, which runs no other test.
 //!
 //! `FP8_TEST_CHECKPOINT_MIB` sets the checkpoint's size.
 #![cfg(target_os = "linux")]
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 const MIB: usize = 1 << 20;
-/// What a save or a load may need besides its largest tensor.
+/// The bytes that a save or a load may need besides its largest tensor.
 const SLACK: usize = 64 * MIB;
 const LAYERS: usize = 8;
 
@@ -22,7 +22,7 @@ fn status(field: &str) -> usize {
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// How far memory rose above what was in use before.
+/// Returns by how many bytes memory rose while `f` ran, above what was in use before, and the result of `f`.
 fn extra<T>(f: impl FnOnce() -> T) -> (usize, T) {
     // From here on the peak is what is in use now. Where the kernel cannot do that, it stays what it was, or more.
     let _ = std::fs::write("/proc/self/clear_refs", "5");

@@ -70,7 +70,7 @@ fn unknown() -> Result<(), Failed> {
     if error.as_ref() == Some(&want) { Ok(()) } else { Err(format!("{error:?}, not {want:?}").into()) }
 }
 
-/// What this program prints when it trains with `variables`.
+/// Returns the text that this program prints when it trains with the environment `variables`.
 fn output(variables: &[(&str, &str)]) -> Result<String, Failed> {
     let mut command = Command::new(std::env::current_exe()?);
     let output =

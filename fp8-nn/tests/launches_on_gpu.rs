@@ -1,5 +1,5 @@
-//! How many kernels the layers cost on a GPU, counted by the simulated one: options that are off cost nothing. A program of its
-//! own: the counts are the process's.
+//! Counts the kernels that the layers launch on a simulated GPU: options that are off cost nothing. The test is a program
+//! of its own, because the counts are those of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use fp8_cuda_sim::{Control, library_path};

@@ -15,7 +15,7 @@ const LAYERS: usize = 8;
 
 #[derive(Debug, Clone, Copy)]
 struct Bytes {
-    /// What the blocks and the loss keep for backward.
+    /// The bytes that the blocks and the loss keep for backward.
     saved: usize,
     /// The most that is in use in backward, without parameters, gradients and moments.
     peak: usize,

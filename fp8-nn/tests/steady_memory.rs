@@ -11,7 +11,7 @@ use std::io::Write;
 
 /// Page faults that a step may cause.
 const FAULTS: usize = 50;
-/// What a process may grow by in 1,000 steps.
+/// The bytes by which a process may grow in 1,000 steps.
 const GROWTH: usize = 1 << 20;
 /// Steps before anything is counted.
 const WARM_UP: usize = 10;

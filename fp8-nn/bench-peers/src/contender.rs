@@ -1,4 +1,4 @@
-//! What is compared: precisions of this library, and other libraries.
+//! The contenders that are compared: this library in several precisions, and other libraries.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,14 +1,14 @@
-//! How much of the CPU time other processes used during a measurement, where Linux's `/proc` says it.
+//! The CPU time that other processes used during a measurement, from Linux's `/proc` where there is one.
 
 use std::fs;
 
 /// CPU times in clock ticks, counted from different starts: only differences mean something.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
-    /// Of all cores, idle or not.
+    /// The time of all cores, idle time included.
     all: f64,
     idle: f64,
-    /// Of this process and its workers.
+    /// The time of this process and its workers.
     own: f64,
 }
 

@@ -64,7 +64,7 @@ struct Common {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
     threads: Vec<usize>,
 
-    /// Which contenders take part [default: all that can]
+    /// Contenders that take part [default: the usual ones; other libraries only with --peers]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contenders: Vec<Contender>,
 

@@ -43,7 +43,7 @@ struct Work {
     product: Product,
     a: Operand,
     b: Operand,
-    /// What wgrad adds to.
+    /// The sum that wgrad adds its product to.
     sum: Tensor,
 }
 

@@ -1,4 +1,4 @@
-//! What every contender starts from: initial weights, batches and learning rates. They are those of `train_gpt`'s defaults.
+//! The common start of all contenders: initial weights, batches and learning rates, as `train_gpt` has them by default.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -16,7 +16,7 @@ use crate::statistics::{Ratio, largest_difference, median, order};
 use crate::worker::Worker;
 use crate::{Common, Result, positive, start};
 
-/// What is measured without `--contenders`. Peers need `--peers`.
+/// The contenders that are measured without `--contenders`. Those of other libraries need `--peers`.
 const USUAL: [Contender; 7] = [
     Contender::F32,
     Contender::Fp8,
@@ -48,7 +48,7 @@ pub(crate) struct Options {
     losses: bool,
 }
 
-/// What one contender did at one size with one number of threads.
+/// The step times of one contender at one size, with one number of threads.
 #[derive(Debug, Serialize)]
 struct Row {
     size: Size,

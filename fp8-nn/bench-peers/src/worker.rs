@@ -16,7 +16,7 @@ pub(crate) struct Worker {
     /// `None` once the worker was told to end.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// What the process writes to stderr, for the error if it ends too early.
+    /// The stderr of the process, for the error message if it ends too early.
     log: File,
     /// The library and its version, as the process names them.
     pub(crate) library: String,

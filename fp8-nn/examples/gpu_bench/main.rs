@@ -24,7 +24,7 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 #[derive(Debug, Parser)]
 #[command(name = "gpu_bench", max_term_width = 110)]
 struct Options {
-    /// What to measure; all unless given
+    /// The sections to measure; all unless given
     #[arg(long, value_enum)]
     section: Vec<Section>,
     /// Add rows to this file
@@ -56,7 +56,7 @@ enum Section {
     Gemm,
     /// Attention
     Attention,
-    /// What a call costs the host
+    /// The time that a call takes on the host
     Host,
     /// A transformer layer, forward and backward
     Layer,

@@ -7,14 +7,15 @@ use std::path::PathBuf;
 
 /// The name under which this library's rows go; in other settings names begin with it.
 pub(crate) const OURS: &str = "fp8-rs";
-/// Of the copy's speed: casts and the optimizer; what also writes a transpose.
+/// The share of the copy's speed that casts and the optimizer are to reach. `TRANSPOSING` is the share for casts that also
+/// write a transpose.
 const CAST: f64 = 0.85;
 const TRANSPOSING: f64 = 0.80;
-/// Of the fastest peer's speed.
+/// The share of the fastest peer's speed that FP8 products are to reach.
 const PRODUCT: f64 = 0.98;
 /// A case that moves fewer bytes waits for its launch, too, and has no mark against a copy.
 const LEAST_BYTES: f64 = 64e6;
-/// How the note of a case begins that no graph could be recorded of.
+/// The start of the note of a case whose launches could not be recorded as a graph.
 const NOT_RECORDED: &str = "queued: ";
 /// µs for 640 slots.
 const SCALES: f64 = 6.0;
@@ -112,7 +113,8 @@ fn is_ours(row: &Row) -> bool {
     row.by.starts_with(OURS)
 }
 
-/// What a row of ours is to reach, the tuned one where there are two.
+/// Returns the mark that a row of ours is to reach, or `None` if it has none. Where a case also has a tuned row, only that
+/// one has a mark.
 fn mark(row: &Row, rows: &[Row]) -> Option<Mark> {
     let us = row.us.filter(|_| !row.note.starts_with(NOT_RECORDED))?;
     let is_better =

@@ -22,10 +22,10 @@ const WARM: usize = 3;
 const REPLAYS: usize = 15;
 /// Seconds that a case's replays may take together.
 const PATIENCE: f64 = 5.0;
-/// How many bytes the copy reads.
+/// The number of bytes that the copy reads.
 const COPY: usize = 512 << 20;
 
-/// What a launch made: kept until its buffers' turn comes again.
+/// The result of a launch, kept until the launch's buffers are used again.
 pub(crate) type Kept = Box<dyn Any>;
 
 /// One measurement, of this library or another.
@@ -33,7 +33,7 @@ pub(crate) type Kept = Box<dyn Any>;
 pub(crate) struct Row {
     pub(crate) section: String,
     pub(crate) case: String,
-    /// Whose: `fp8-rs`, or a peer.
+    /// The name of the library that was measured: `fp8-rs`, or a peer's.
     pub(crate) by: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) us: Option<f64>,
@@ -45,12 +45,12 @@ pub(crate) struct Row {
     pub(crate) tflops: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_copy: Option<f64>,
-    /// How it was measured, or why it was not.
+    /// The way in which the case was measured, or the reason why it was not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) note: String,
 }
 
-/// What a launch does, for throughput.
+/// The work of one launch, from which the throughput is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Work {
     Bytes(f64),
@@ -59,7 +59,7 @@ pub(crate) enum Work {
     Calls,
 }
 
-/// How launches reach the device.
+/// The way in which launches reach the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Mode {
     /// As a graph; one by one where that is refused.
@@ -119,7 +119,7 @@ impl Bench {
         self.failures
     }
 
-    /// How many sets of buffers a case of so many bytes a launch needs.
+    /// Returns the number of buffer sets for a case whose launches move `bytes` bytes each.
     pub(crate) fn sets(&self, bytes: f64) -> usize {
         let wanted = (3.0 * self.cache as f64 / bytes).ceil();
         (wanted as usize).clamp(2, LAUNCHES)

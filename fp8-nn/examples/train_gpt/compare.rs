@@ -30,7 +30,7 @@ struct Entry {
     toml: String,
 }
 
-/// How one training ended.
+/// The result of one training.
 #[derive(Debug, Clone, PartialEq)]
 struct Row {
     seed: u64,
@@ -145,7 +145,8 @@ fn title(recipe: &RecipeName) -> String {
 }
 
 impl Row {
-    /// How much higher its loss is than that of the training in high precision with the same seed, in percent.
+    /// Returns by how many percent its loss is higher than that of the training in high precision with the same seed.
+    /// `None` for high precision itself, and if a loss is missing.
     fn percent(&self, rows: &[Self]) -> Option<f64> {
         let reference = rows.iter().find(|row| row.seed == self.seed && row.recipe == RecipeName::None)?;
         (self.recipe != RecipeName::None).then_some(())?;

@@ -50,7 +50,7 @@ pub(crate) struct Chosen {
     /// Its name, without the dashes.
     pub(crate) name: &'static str,
     pub(crate) value: String,
-    /// Where the value came from: `default`, `command line` or `checkpoint`.
+    /// The origin of the value: `default`, `command line` or `checkpoint`.
     pub(crate) source: &'static str,
 }
 
@@ -297,7 +297,7 @@ impl Checkpoint {
     }
 }
 
-/// What is wrong with a checkpoint.
+/// Returns the failure for a checkpoint that cannot be used; `sentence` says why.
 pub(crate) fn bad(dir: &Path, sentence: &str) -> Failure {
     Failure::input(format!("checkpoint {}: {sentence}", dir.display()))
 }

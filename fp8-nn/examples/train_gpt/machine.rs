@@ -1,4 +1,4 @@
-//! Where and when a report was made: processor, date, version and commit.
+//! The origin of a report: processor, date, version and commit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde::Serialize;
 /// The folder that this program was built in.
 const BUILT_IN: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What a report says about its origin.
+/// The machine, date, version and commit that a report was made with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Origin {
     /// Model of the CPU, or its architecture if the system does not tell the model.
@@ -17,7 +17,7 @@ pub(crate) struct Origin {
     /// Number of CPU cores that this process may use.
     pub(crate) cores: usize,
     pub(crate) system: String,
-    /// When the report was made, in UTC: `2026-11-22 23:15 UTC`.
+    /// The time in UTC at which the report was made: `2026-11-22 23:15 UTC`.
     pub(crate) date: String,
     /// Version of fp8-nn.
     pub(crate) version: String,

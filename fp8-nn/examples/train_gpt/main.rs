@@ -41,7 +41,7 @@ use failure::Failure;
 use options::Request;
 use session::Session;
 
-/// What a command line asks for, checked.
+/// The job that a command line asks for, with checked options.
 #[derive(Debug)]
 enum Job {
     Train(Box<Config>),

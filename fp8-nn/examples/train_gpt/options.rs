@@ -66,12 +66,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = number::<0, MAX_STEPS>)]
     pub(crate) eval_every: Option<usize>,
 
-    /// How many steps in a row may have a loss that is not finite, as after a bad batch, before the training counts as diverged.
-    /// Such a step changes no weight; 0 stops at the first
+    /// Skip up to N steps in a row whose loss is not finite, as after a bad batch, before the training counts as diverged.
+    /// A skipped step changes no weight; 0 stops at the first
     #[arg(long, value_name = "N", default_value = "10", value_parser = number::<0, MAX_STEPS>)]
     pub(crate) skip_non_finite: usize,
 
-    /// How many bytes to generate at the end; 0 for no sample
+    /// Bytes to generate at the end; 0 for no sample
     #[arg(long, value_name = "BYTES", default_value = "200", value_parser = number::<0, 1_000_000>)]
     pub(crate) sample: usize,
 
@@ -89,8 +89,8 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "graph")]
     pub(crate) sqnr: bool,
 
-    /// What backward computes again in place of keeping it, which needs less memory and more time: none, norm, activation,
-    /// attention, mlp or block, each with those before it. It changes no bit of the results
+    /// Recompute this part of each block in backward instead of keeping its results, which needs less memory and more time:
+    /// none, norm, activation, attention, mlp or block, each with those before it. It changes no bit of the results
     #[arg(long, value_name = "LEVEL", default_value = "none", value_parser = level)]
     pub(crate) recompute: RecomputeLevel,
 
@@ -198,7 +198,7 @@ pub(crate) struct Place {
     pub(crate) graph: bool,
     /// Whether observed steps measure how exact the codes are.
     pub(crate) sqnr: bool,
-    /// What backward computes again.
+    /// The part of each block that backward recomputes.
     pub(crate) recompute: RecomputeLevel,
 }
 
@@ -293,7 +293,7 @@ impl Given {
     }
 }
 
-/// What a command line asks for.
+/// The request of a command line: a training, or a text to print.
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Train with these options.

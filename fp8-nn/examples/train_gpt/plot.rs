@@ -47,7 +47,7 @@ pub(crate) struct Series {
     pub(crate) style: Style,
 }
 
-/// How a line is drawn, from back to front.
+/// The style of a line. Later variants are drawn in front of earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Style {
     /// Thin and pale, without an entry in the legend.
@@ -77,7 +77,7 @@ impl Style {
     }
 }
 
-/// How values are placed on the vertical axis.
+/// The scale of the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
     Linear,
@@ -96,7 +96,7 @@ pub(crate) struct Events {
 /// A line chart over steps.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
-    /// What the vertical axis shows, with its unit.
+    /// The quantity on the vertical axis, with its unit.
     pub(crate) y: &'static str,
     pub(crate) scale: Scale,
     /// The vertical axis covers no more than this, however large or small a value is.

@@ -131,7 +131,7 @@ fn comparison(config: &Config, summary: &Summary) -> String {
     html + "</tbody>\n</table>\n</section>\n"
 }
 
-/// What to change about tensors that lose values; nothing if there is nothing to change.
+/// Returns the section with advice about tensors that lose values. It is empty if there is no advice.
 fn advice(advice: &[String]) -> String {
     if advice.is_empty() {
         return String::new();
@@ -158,7 +158,7 @@ fn color(run: Run) -> Color {
     }
 }
 
-/// Where the two trainings agree, the wider line shows on both sides of the other.
+/// Returns the line style of a training. Where the two trainings agree, the wider line shows on both sides of the other.
 fn style(run: Run) -> Style {
     match run {
         Run::HighPrecision => Style::Wide,
@@ -265,7 +265,7 @@ fn difference_chart(outcomes: &[Outcome]) -> Option<Chart> {
     Some(Chart { limits: -MAX_DIFFERENCE..MAX_DIFFERENCE, ..chart })
 }
 
-/// How many percent the second value is above the first, at steps that have both.
+/// Returns by how many percent FP8's values exceed those of high precision, at steps that have both.
 fn differences(high_precision: &[(f64, f64)], fp8: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut others = high_precision.iter().peekable();
     let mut points = Vec::new();

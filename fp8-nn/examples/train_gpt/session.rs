@@ -28,7 +28,7 @@ pub(crate) struct Session {
     recipe: Recipe,
     /// The number of GEMMs in a step that run in FP8.
     fp8_gemms: usize,
-    /// What takes the place of those that the device does not have, and of how many.
+    /// The emulations of FP8 GEMMs that the device does not have, each with its number of GEMMs in a step.
     emulated: Vec<(Emulation, usize)>,
     attention: Attention,
     autocast: AutocastOptions,
@@ -36,7 +36,7 @@ pub(crate) struct Session {
     /// Number of steps that were queued before one was recorded.
     eager_steps: u32,
     recorded: Option<Recorded>,
-    /// What could not be restored of the scaling state exactly as it was saved, if anything.
+    /// A note on the parts of the scaling state that could not be restored exactly as they were saved, if any.
     resume_note: Option<String>,
     /// The slots in the observed steps.
     trace: SlotTrace,
@@ -63,12 +63,13 @@ fn kind(settings: &Settings) -> GptOptions {
     }
 }
 
-/// What is needed to tell this training's memory from that of other trainings on the device, which do not change meanwhile.
+/// Measurements that separate this training's memory from that of other trainings on the device. Theirs does not change in
+/// the meantime.
 #[derive(Debug)]
 struct MemoryOfTraining {
-    /// What the session took when it was created.
+    /// The memory that the session took when it was created.
     created: MemoryUse,
-    /// What was in use before the first step.
+    /// The memory in use before the first step.
     start: Option<MemoryUse>,
 }
 

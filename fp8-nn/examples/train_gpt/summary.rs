@@ -64,12 +64,12 @@ impl ReportDir {
 pub(crate) struct Summary {
     #[serde(flatten)]
     pub(crate) origin: Origin,
-    /// How the comparison ended.
+    /// The outcome of the comparison.
     #[serde(skip)]
     pub(crate) verdict: Verdict,
     /// The same in a few words.
     pub(crate) result: String,
-    /// How much higher FP8's held-out loss is, in percent. Null if a training did not complete.
+    /// The percentage by which FP8's held-out loss is higher than high precision's. Null if a training did not complete.
     pub(crate) fp8_heldout_loss_percent: Option<f64>,
     pub(crate) params: usize,
     /// The last step that was done.
@@ -104,7 +104,7 @@ pub(crate) struct Summary {
     /// Whether weights are stored in FP8. Null if nothing runs in it.
     pub(crate) fp8_weights: Option<bool>,
     pub(crate) fp8_gemms_per_step: Option<usize>,
-    /// What takes the place of FP8 matrix products that the device does not have, and of how many in a step.
+    /// The emulations of FP8 products that the device does not have, each with its number of products in a step.
     pub(crate) emulated_gemms_per_step: Vec<(String, usize)>,
     /// In nats per byte, like every loss.
     pub(crate) bigram_loss: f64,
@@ -126,7 +126,7 @@ pub(crate) struct Summary {
 /// Bytes of one kind.
 type BytesOf = fn(&MemoryUse) -> usize;
 
-/// What memory is used for.
+/// The uses of memory: the name of each, and the function that returns its bytes.
 const MEMORY: [(&str, BytesOf); 5] = [
     ("parameters", |bytes| bytes.parameters),
     ("gradients", |bytes| bytes.gradients),

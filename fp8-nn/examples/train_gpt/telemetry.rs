@@ -24,7 +24,7 @@ pub(crate) struct SlotState {
     pub(crate) elements: u64,
     /// NaN values, over the observed steps.
     pub(crate) nan: u64,
-    /// How exact the codes of the last step were, in decibels, if it was measured.
+    /// The SQNR of the codes of the last step, in decibels, if it was measured.
     pub(crate) sqnr: Option<f64>,
 }
 
@@ -53,7 +53,7 @@ struct Point {
     sqnr: Option<f64>,
 }
 
-/// Which values a format loses.
+/// The two ways in which a format loses values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     Saturated,

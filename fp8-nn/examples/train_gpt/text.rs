@@ -55,7 +55,7 @@ impl Corpus {
         Ok(Self { bytes, source })
     }
 
-    /// Where the text came from: an absolute path, or `built-in`.
+    /// Returns the source of the text: an absolute path, or `built-in`.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }

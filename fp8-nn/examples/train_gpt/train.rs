@@ -45,7 +45,7 @@ pub(crate) struct Journey<T> {
     pub(crate) step: usize,
 }
 
-/// How a training ended.
+/// The way in which a training ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum End {
     /// It did the last step asked for.
@@ -56,13 +56,13 @@ pub(crate) enum End {
     Interrupted { step: usize },
 }
 
-/// What one training showed.
+/// The results of one training.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) run: Run,
     pub(crate) records: Vec<Record>,
     pub(crate) telemetry: Telemetry,
-    /// What to change about tensors that lost values.
+    /// Advice about tensors that lost values.
     pub(crate) advice: Vec<String>,
     pub(crate) end: End,
     /// Loss on the held-out text after the last step, in nats per byte. `None` unless the training is complete.

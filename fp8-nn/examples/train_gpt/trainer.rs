@@ -1,4 +1,4 @@
-//! What the training loop asks of a model, so that everything around the model can be tested without one.
+//! The interface between the training loop and a model. With it, everything around the model can be tested without one.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::batches;
 use crate::options::{Place, Settings};
 use crate::telemetry::SlotState;
 
-/// Which of the two trainings.
+/// One of the two trainings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Run {
     HighPrecision,
@@ -88,7 +88,7 @@ pub(crate) trait Trainer: Sized {
     }
 }
 
-/// What of the attention runs in FP8.
+/// The parts of the attention that run in FP8.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Attention {
     pub(crate) in_fp8: bool,
@@ -96,7 +96,7 @@ pub(crate) struct Attention {
     pub(crate) exchanges_fp8: bool,
 }
 
-/// What a step returns.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StepResult {
     pub(crate) loss: f32,

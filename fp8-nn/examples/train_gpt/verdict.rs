@@ -33,7 +33,7 @@ impl Verdict {
         }
     }
 
-    /// How much higher FP8's held-out loss is, in percent, if both trainings are complete.
+    /// Returns by how many percent FP8's held-out loss is higher than high precision's, if both trainings are complete.
     pub(crate) fn percent(&self) -> Option<f64> {
         match self {
             Self::Compared { percent } => Some(*percent),
@@ -55,7 +55,7 @@ impl Verdict {
         }
     }
 
-    /// What the headline means, in a sentence or two.
+    /// Explains the headline in a sentence or two.
     pub(crate) fn explanation(&self, recipe: &RecipeName) -> String {
         match self {
             Self::Compared { .. } if spread(recipe).is_empty() => {

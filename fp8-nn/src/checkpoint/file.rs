@@ -164,7 +164,7 @@ pub(super) struct Reader<'a> {
     path: &'a Path,
     file: File,
     header: Header,
-    /// Where the data begins.
+    /// The offset at which the data begins.
     start: u64,
     used: RefCell<BTreeSet<String>>,
     /// A hash of each tensor's bytes, since [`read_through`](Self::read_through).

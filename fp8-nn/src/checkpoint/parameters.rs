@@ -15,8 +15,8 @@ pub struct LoadParametersOptions {
     /// a name that has it as a part between dots. Other parameters of the model and other tensors of the file are passed over.
     /// Default: none, which selects all.
     pub only: Vec<String>,
-    /// What the names in the file have in front of the model's. Tensors without it are passed over. Default: "". With "model.", a
-    /// training checkpoint ([`path`](super::path)) can be read.
+    /// The prefix that the names in the file have in front of the model's. Tensors without it are passed over. Default: "".
+    /// With "model.", a training checkpoint ([`path`](super::path)) can be read.
     pub prefix: String,
     /// Whether parameters that the file does not have stay as they are. Default: false, which is an error.
     pub allow_missing: bool,

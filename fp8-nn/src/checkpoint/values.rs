@@ -8,7 +8,7 @@ use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{DType, Encoding, Fp8Tensor, Shape, Tensor, ops};
 use safetensors::tensor::Dtype;
 
-/// How a file stores the value of one parameter.
+/// The form in which a file stores the value of one parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stored {
     /// In high precision.

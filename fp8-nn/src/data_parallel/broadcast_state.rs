@@ -146,7 +146,7 @@ struct Head {
     /// The parameters of the weights in `arenas`, filled in where they are received.
     #[serde(skip)]
     weights: Weights,
-    /// How many scopes have drawn dropout masks. Seeds are each rank's own.
+    /// The number of scopes that have drawn dropout masks. Seeds are not broadcast: each rank has its own.
     dropout: Option<u64>,
     /// The number of history rows of each arena.
     rows: Vec<usize>,

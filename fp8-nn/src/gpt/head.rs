@@ -7,7 +7,7 @@ use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{Operand, Tensor};
 use fp8_recipe::{Backward, DelayedWgrad, Forward, SlotName, Slots};
 
-/// What computes the logits.
+/// The part of a model that computes the logits.
 #[expect(clippy::large_enum_variant, reason = "one a model, in the model's own memory")]
 #[derive(Debug)]
 pub(super) enum Head {

@@ -33,13 +33,13 @@ pub struct GptOptions {
     pub kv_channels: Option<usize>,
     /// The base of RoPE's frequencies. Default: 10000.
     pub rope_base: f64,
-    /// How the frequencies of RoPE are scaled for longer sequences. Default: [`RopeScaling::None`].
+    /// The scaling of RoPE's frequencies for longer sequences. Default: [`RopeScaling::None`].
     pub rope_scaling: RopeScaling,
     /// Whether the model adds a table of learned positions, `<path>.position.weight` `[max_seq_length, hidden_size]`, to the
     /// embedding in place of RoPE, as GPT-2 does. Default: false.
     pub learned_positions: bool,
-    /// How many positions each block's attention sees, itself included: one number for each block, `None` for no limit. Default:
-    /// empty, no limits.
+    /// The number of positions that a position sees in each block's attention, itself included: one number for each block,
+    /// `None` for no limit. Default: empty, no limits.
     pub sliding_windows: Vec<Option<usize>>,
     /// Whether each head of queries and keys is normalized by an RMSNorm before RoPE, with the ε of `norm`, as Qwen3 does.
     /// Default: false.
@@ -69,7 +69,7 @@ pub struct GptOptions {
     /// Whether the head is the table of the embedding, so that the model has no `<path>.head.weight`. The table's gradient is the
     /// sum of both uses. Default: false.
     pub tie_word_embeddings: bool,
-    /// What backward computes again in each block, in place of keeping it. Default: [`RecomputeLevel::None`].
+    /// The part of each block that backward recomputes instead of keeping it. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
     /// Whether the residual additions of the blocks are f32: see
     /// [`TransformerLayerOptions::fp32_residual_connection`](crate::TransformerLayerOptions::fp32_residual_connection). Default: false.

@@ -79,7 +79,7 @@ pub struct Config {
     /// The tokens that end a text. [`Folder::open`](crate::hf::Folder::open) takes them from `generation_config.json` if it
     /// has some. Default: none.
     pub eos_token_ids: Vec<u32>,
-    /// How weights are quantized. Default: not at all.
+    /// The quantization of weights and inputs. Default: `None`, not quantized.
     pub quantization: Option<Quantization>,
     /// The whole file, fields that are not known here included.
     json: String,

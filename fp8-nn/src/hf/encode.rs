@@ -12,7 +12,7 @@ const MAX: f32 = 448.0;
 /// Elements that are converted at a time; a multiple of the side of a block.
 const PIECE: usize = 4096;
 
-/// What the writers of the formats do not agree on.
+/// The choices in which the writers of the formats differ.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule {
     /// Whether −0 becomes 0x00: compressed-tensors adds a zero point of 0.

@@ -43,7 +43,7 @@ pub struct ExportOptions {
     /// The dtype of tensors that are not FP8: f32, bf16 or f16. f32 takes the optimizer's f32 copies, where it has some. Default:
     /// `None`, that of the parameters.
     pub dtype: Option<DType>,
-    /// How weights are quantized. Default: `None`, not at all.
+    /// The quantization of weights. Default: `None`, not quantized.
     pub fp8: Option<QuantizeOptions>,
     /// Whether inputs have static scales, from the amax histories of training under delayed scaling: the largest amax of the
     /// window / 448. It needs `fp8` with [`Scheme::Tensor`](super::Scheme::Tensor) or [`Scheme::Vllm`](super::Scheme::Vllm).
@@ -51,14 +51,14 @@ pub struct ExportOptions {
     pub static_inputs: bool,
 }
 
-/// What [`export`] wrote. Its example reads one.
+/// The results of [`export`], whose example reads one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exported {
     /// The configuration of the model, without a `quantization_config`.
     pub config: Config,
     /// The bytes of all tensors in high precision.
     pub bytes: u64,
-    /// What the quantization did, if there was one.
+    /// The results of the quantization, if there was one.
     pub quantized: Option<Quantized>,
 }
 
@@ -204,7 +204,7 @@ struct CheckpointSource {
     weights: Weights,
     /// The model's path.
     path: String,
-    /// What precedes the names of parameters, and those of the model's.
+    /// The prefix of the names of all parameters. `prefix` is that of the model's own.
     any: &'static str,
     prefix: String,
     /// Whether the optimizer's f32 copies are read where they are finer than the parameter.

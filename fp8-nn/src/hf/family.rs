@@ -42,7 +42,7 @@ pub struct Family {
     tensors: &'static [Template],
 }
 
-/// Which layers have a sliding window where `layer_types` does not say so.
+/// The layers that have a sliding window if `layer_types` does not say which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Window {
     /// No layer.
@@ -82,7 +82,7 @@ enum Condition {
     QkNorm,
 }
 
-/// What a tensor is for. The example of [`Config::tensors`] counts those of one kind.
+/// The role of a tensor. The example of [`Config::tensors`] counts the tensors of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TensorKind {
@@ -113,7 +113,7 @@ pub struct TensorSpec {
     pub name: String,
     /// Its shape as stored.
     pub shape: Shape,
-    /// What it is for.
+    /// Its role.
     pub kind: TensorKind,
     /// The layer it belongs to, if any.
     pub layer: Option<usize>,

@@ -14,7 +14,7 @@ pub(super) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 /// The output projection, which files of a tied model may have, too.
 pub(super) const HEAD: &str = "lm_head.weight";
-/// What to do about one that is not the embedding.
+/// The remedy for an output projection in a tied model's files that is not the embedding.
 const UNTIE: &str = "set tie_word_embeddings to false, or remove the tensor";
 /// Elements that are compared at a time.
 const CHUNK: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What a checkpoint holds, and what its quantization lost.
+//! Inspects checkpoints: what they contain, and what their quantization lost.
 
 use super::config::WeightScales;
 use super::folder::{Folder, is_float, is_fp8};
@@ -16,7 +16,7 @@ const CHUNK: usize = 1 << 20;
 /// The quotient of an amax and its scale may be this much more than 448, as both divisions are rounded.
 const ROUNDING: f32 = 1e-6;
 
-/// What [`inspect`] found, whose example reads it.
+/// The results of [`inspect`], whose example reads them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inspection {
     /// The tensors, worst first: by SQNR if there is an original, else by the share of zero codes, then by name. The tensors
@@ -41,7 +41,7 @@ pub struct TensorInspection {
     pub shape: Vec<usize>,
     /// The bytes, without those of scales.
     pub bytes: u64,
-    /// What shares a scale; `None` for a tensor that is not FP8.
+    /// The elements that share a scale; `None` for a tensor that is not FP8.
     pub granularity: Option<WeightScales>,
     /// The number of scales, the smallest and the largest.
     pub scales: Option<(usize, f32, f32)>,

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a job that waits for others looks whether they were stopped.
+/// The interval at which a job that waits for others checks whether they were stopped.
 const WAIT: Duration = Duration::from_millis(20);
 
-/// How far a long operation is, and a way to stop it, for other threads. The example of [`quantize`](crate::hf::quantize)
+/// Shows other threads how far a long operation is, and lets them stop it. The example of [`quantize`](crate::hf::quantize)
 /// uses one.
 #[derive(Debug, Default)]
 pub struct Monitor {
@@ -56,7 +56,7 @@ pub(super) fn threads(asked: Option<usize>) -> usize {
     asked.unwrap_or_else(rayon::current_num_threads).max(1)
 }
 
-/// What the threads of [`run`] share.
+/// The state that the threads of [`run`] share.
 pub(super) struct Run<'a> {
     monitor: &'a Monitor,
     next: AtomicUsize,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The side of the blocks that a GEMM multiplies.
 const BLOCK: usize = 128;
 
-/// What [`Folder::load`] does with FP8 weights. The example of [`Folder::recipe`] keeps them.
+/// Selects what [`Folder::load`] does with FP8 weights. The example of [`Folder::recipe`] keeps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fp8Weights {
     /// Their values become parameters in high precision. Default.
@@ -32,7 +32,7 @@ pub enum Fp8Weights {
     Keep,
 }
 
-/// Which elements of a weight share a factor in a model that keeps its codes: `None` is the whole tensor.
+/// The elements of a weight that share a factor, in a model that keeps its codes. `None` is the whole tensor.
 pub(super) type Form = Option<Blocks>;
 
 impl Folder {

@@ -10,7 +10,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 
-/// How [`Folder::load`] makes a model.
+/// Options of [`Folder::load`], which makes a model.
 ///
 /// ```
 /// use fp8_nn::hf::LoadOptions;

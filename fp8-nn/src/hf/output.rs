@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Bytes of a file that are flushed to disk at a time, at least.
 const FLUSHED: u64 = 32 << 20;
-/// How often the thread that flushes looks at the files.
+/// The interval at which the thread that flushes checks the files.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// A tensor that will be written.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! What a quantization does to each tensor: which matrices it converts, which share a scale, which it leaves alone.
+//! Plans a quantization: which matrices it converts, which of them share a scale, and which it leaves as they are.
 
 use super::config::Config;
 use super::family::{TensorKind, TensorSpec};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// The module that is never quantized.
 const HEAD: &str = "lm_head";
 
-/// What will be done.
+/// The plan of a quantization.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// Matrices with one scale together. Without such a scale, each matrix is on its own.

@@ -61,7 +61,7 @@ impl QuantizeOptions {
     }
 }
 
-/// What [`quantize`] did. Its example reads one.
+/// The results of [`quantize`], whose example reads one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantized {
     /// The number of matrices that were quantized.

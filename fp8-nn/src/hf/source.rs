@@ -26,7 +26,7 @@ pub(super) trait Source {
     fn rows(&self, parameter: &str, rows: Range<usize>) -> Result<Vec<f32>>;
 }
 
-/// What a [`Source`] knows of a parameter.
+/// The properties of a parameter in a [`Source`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Info {
     pub(super) shape: Vec<usize>,

@@ -9,7 +9,7 @@ use fp8_format::{E4M3, E5M2};
 use fp8_recipe::{ArenaState, Direction, ScalingState};
 use std::collections::BTreeMap;
 
-/// What amaxes of inputs are divided by.
+/// The divisor of the amaxes of inputs.
 const MAX: f32 = E4M3::MAX.to_f32();
 
 /// Returns the static scales of the inputs of all layers that will be quantized.
@@ -103,7 +103,7 @@ fn scale_of(arena: &ArenaState, index: usize, slot: &str) -> Result<f32, String>
     }
 }
 
-/// How a recipe computes scales from amaxes.
+/// The rule with which a recipe computes scales from amaxes without rounding: `scale = fp8_max / amax / 2^margin`.
 struct ExactRule {
     margin: f64,
     fp8_max: f32,

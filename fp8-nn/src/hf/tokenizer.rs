@@ -273,7 +273,7 @@ pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     /// The last tokens whose text was returned, which the space before the next word may depend on, and those behind them.
     tokens: Vec<i32>,
-    /// How many of them were returned.
+    /// The number of tokens at the start of `tokens` whose text was returned.
     returned: usize,
 }
 

@@ -25,7 +25,7 @@ pub struct Fp8Weight {
     pub dtype: Dtype,
     /// The scales of the whole weight, row by row of their grid.
     pub scales: Vec<f32>,
-    /// What shares a scale.
+    /// The elements that share a scale.
     pub granularity: WeightScales,
     /// The static scale of the layer's input, if the file has one.
     pub input_scale: Option<f32>,

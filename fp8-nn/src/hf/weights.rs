@@ -42,7 +42,7 @@ struct Shard {
     file: File,
 }
 
-/// Where a tensor is.
+/// The place of a tensor in the files.
 #[derive(Debug)]
 struct Place {
     shard: usize,

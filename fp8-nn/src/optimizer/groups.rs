@@ -45,7 +45,7 @@ impl Default for ParameterGroup {
     }
 }
 
-/// What a launch updates parameters with.
+/// The rates with which a launch updates parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rates {
     pub(super) lr_factor: f32,

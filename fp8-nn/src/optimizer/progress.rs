@@ -149,7 +149,7 @@ impl Updates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) steps: u64,
-    /// How many of the steps were skipped.
+    /// The number of these steps that were skipped.
     pub(crate) skipped: u64,
     /// The updates that the bias corrections count; `None` if they count steps.
     pub(crate) updates: Option<u64>,

@@ -29,7 +29,7 @@ struct Notes {
     summed_over: Vec<Arc<str>>,
 }
 
-/// What has happened to a gradient.
+/// An event that changes the notes of a gradient.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     /// Something was added, under a recipe whose scales differ between ranks if there is one.

@@ -62,7 +62,7 @@ impl Form {
         OUTCOMES[self as usize][seed].get_or_init(|| train(&self.options(), seed as u64, None))
     }
 
-    /// What is wrong with training in FP8 with `recipe`.
+    /// Trains in FP8 with `recipe`, and returns what is wrong with the outcome.
     fn violations(self, seed: usize, recipe: &Recipe) -> Vec<String> {
         let high = self.high_precision(seed);
         let fp8 = train(&self.options(), seed as u64, Some(recipe));

@@ -20,7 +20,7 @@ const HELD_OUT_WINDOWS: usize = 192;
 /// Values lost to the format are counted in one of this many steps.
 const COUNTED: usize = 4;
 
-/// What a training ended with.
+/// The results of a training.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     /// Mean loss over the held-out windows, in nats per byte.
@@ -131,7 +131,7 @@ impl Training<'_> {
         all
     }
 
-    /// How far FP8 gradients are from those in high precision, for the weights as they are.
+    /// Returns the relative errors of FP8 gradients, compared with those in high precision, for the weights as they are.
     fn gradient_errors(&mut self, seed: u64) -> Vec<(String, f64)> {
         let batch = training_batch(seed, u64::MAX);
         let high = AutocastOptions { enabled: false, ..self.autocast.clone() };

@@ -1,4 +1,4 @@
-//! Which calls fail, with what, and what that may come to.
+//! The calls that fail, the codes that they return, and the outcomes that are allowed.
 
 use fp8_nn::fp8_dist::Error as Groups;
 use fp8_nn::fp8_kernels::Error as Kernels;
@@ -27,7 +27,7 @@ impl Fault {
     }
 }
 
-/// What the function answers with when it fails.
+/// Returns the code with which the function fails.
 fn code(function: &str) -> i32 {
     match function {
         "cuMemAllocAsync" | "cuMemHostAlloc" | "cuModuleLoadData" | "cuStreamCreate" => 2,
@@ -61,7 +61,7 @@ pub(crate) fn spread(function: &str, count: u64, many: u64) -> Vec<Fault> {
     (0..drawn).map(|i| Fault::new(function, place(i))).collect()
 }
 
-/// What the operations of one rank say of it, whichever way it went.
+/// Returns the error of a kernel operation on one rank, whether it came directly, from a recipe or from a group.
 pub(crate) fn of_kernels(error: &Error) -> Option<&Kernels> {
     match (error, of_group(error)) {
         (Error::Kernels(kernels) | Error::Recipe(Recipes::Kernels(kernels)), _) => Some(kernels),
@@ -70,7 +70,7 @@ pub(crate) fn of_kernels(error: &Error) -> Option<&Kernels> {
     }
 }
 
-/// What the group says of it.
+/// Returns the error of the group, whether it came directly or from a recipe.
 pub(crate) fn of_group(error: &Error) -> Option<&Groups> {
     match error {
         Error::Dist(group) => Some(group),
@@ -98,13 +98,14 @@ pub(crate) fn expect_typed(error: &Error, fault: &Fault) {
     assert!(is_typed(error, fault), "{fault} with {}: {error}: {error:?}", fault.code);
 }
 
-/// What gives something back: its failure loses that, and is nobody's error.
+/// Returns true if the function releases something. If it fails, the resource is leaked and no error is returned.
 pub(crate) fn is_release(function: &str) -> bool {
     ["Destroy", "cuMemFree", "cuModuleUnload"].iter().any(|part| function.contains(part))
 }
 
-/// What may fail unnoticed: memory is asked for twice, uploads do without pinned memory, what the host would learn of
-/// scales it learns later, the compiler's version only names its cache, contexts are set without being asked for.
+/// Returns true if the function may fail unnoticed. Memory is asked for twice, and uploads work without pinned memory. The
+/// host learns of scales later. The compiler's version only names its cache, and contexts are set without asking for the
+/// current one.
 pub(crate) fn is_dispensable(function: &str) -> bool {
     let names = [
         "cuCtxGetCurrent",

@@ -36,7 +36,7 @@ fn survey(rig: &Rig) -> Survey {
 }
 
 impl Survey {
-    /// What a step that failed has left, and a step after it.
+    /// Checks the state that a failed step has left, and the loss of a step after it.
     fn check(&self, rig: &Rig, training: &mut Training, fault: &Fault) {
         let (parameters, scaling, steps) = state(training);
         // What fails behind the optimizer's step does not take it back.

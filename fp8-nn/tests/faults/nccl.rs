@@ -24,8 +24,9 @@ const IN_TIME: Duration = Duration::from_secs(5);
 const WATCHING: [&str; 4] = ["cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuStreamIsCapturing"];
 const POLLED: [&str; 2] = ["cuEventQuery", "ncclCommGetAsyncError"];
 
-/// What may fail unnoticed besides what may on a rank alone: the end of a group and of a context; what a thread that watches
-/// sets again when it looks; a kernel of the cache that does not load is compiled.
+/// Returns true if the function may fail unnoticed, besides those that may on a single rank. It releases something or ends
+/// a group or context, it is called again by the thread that watches, or it loads a kernel from the cache, which is then
+/// compiled instead.
 fn is_quiet(function: &str) -> bool {
     let ends = ["ncclCommFinalize", "ncclCommAbort", "cuDevicePrimaryCtxRelease_v2"];
     let others = ["cuCtxSetCurrent", "cuModuleLoadData"];

@@ -19,10 +19,10 @@ const RANKS: usize = 2;
 /// Longer than a test may take: who waits for it has not been told.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a rank computes: the loss, what it gathered and scattered, and a checkpoint of all that lasts.
+/// The results of a rank as bytes: the loss, what it gathered and scattered, and a checkpoint of all that lasts.
 pub(crate) type Bits = Vec<Vec<u8>>;
 
-/// What became of a rank.
+/// The result of a rank, and the time that it took.
 pub(crate) struct Ended {
     pub(crate) result: Result<Bits>,
     /// From forming the group to having dropped all.

@@ -5,7 +5,7 @@ use crate::rig::Rig;
 use crate::training::Training;
 use fp8_nn::prelude::*;
 
-/// What of a recorded step has been done.
+/// The last part of a recorded step that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Done {
     Nothing,

@@ -47,7 +47,7 @@ impl Rig {
         self.control.set("clear_fail", "").unwrap();
     }
 
-    /// Which functions `f` calls, and how often.
+    /// Returns the functions that `f` calls, with the number of calls of each, and the result of `f`.
     pub(crate) fn calls<T>(&self, f: impl FnOnce() -> T) -> (BTreeMap<String, u64>, T) {
         self.control.set("reset_calls", "").unwrap();
         let made = f();

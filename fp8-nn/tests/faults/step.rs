@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 struct Survey {
     calls: BTreeMap<String, u64>,
     loss: u32,
-    /// What lasts, before each stage.
+    /// The bytes of everything that lasts, before each stage.
     states: BTreeMap<Stage, Vec<u8>>,
 }
 

@@ -115,7 +115,7 @@ fn gpt2_is_exported_transposed() {
     assert_eq!(tensors(&out), tensors(&from));
 }
 
-/// What can be known before the model is written is an error before it is written.
+/// Errors that can be found before the model is written are returned before it is written.
 #[test]
 fn a_scheme_that_does_not_fit_is_refused_and_wrong_values_are_in_the_checkpoint() {
     let place = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// What a peer wrote: dtype, shape and digest of each tensor.
+/// The tensors that a peer wrote, by name: dtype, shape and digest of each.
 type Digests = BTreeMap<String, (String, Vec<usize>, String)>;
 
 fn digest((dtype, shape, bytes): &Raw) -> (String, Vec<usize>, String) {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// What `open` says about a folder, behind its path.
+/// Returns the error of `open` for a folder, with `DIR` in place of its path.
 fn refused(folder: &Path) -> String {
     let error = Folder::open(folder).unwrap_err().to_string();
     error.replace(folder.to_str().unwrap(), "DIR")

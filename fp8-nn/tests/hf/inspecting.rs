@@ -1,4 +1,4 @@
-//! What `inspect` measures, against sums that are computed the plain way.
+//! Compares the numbers of `inspect` with sums that are computed the plain way.
 
 use crate::folders::{copy, golden, quantize, tensors, write};
 use fp8_nn::hf::{Folder, Monitor, Scheme, Weights, inspect, inspect_weights};

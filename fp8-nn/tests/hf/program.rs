@@ -31,7 +31,7 @@ pub(crate) fn run<S: AsRef<OsStr>>(
     (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
 }
 
-/// What a run that succeeds prints; nothing goes to stderr.
+/// Returns the output of a run that succeeds. Nothing may go to stderr.
 pub(crate) fn printed(folder: &Path, line: &str) -> String {
     let (code, out, error) = run(folder, line.split_whitespace());
     assert_eq!((code, error.as_str()), (0, ""), "{line}");

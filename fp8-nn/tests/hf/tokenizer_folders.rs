@@ -83,7 +83,8 @@ fn a_prompt_with_tokens_of_the_configuration_is_not_split() {
     assert_eq!((tokens.len(), tokens[1], tokens[3]), (5, 264, 265));
 }
 
-/// What transformers 5.24.0 gives: `tokenizer_config.json` first has the fields that end in `_token`, then the named list.
+/// New tokens get the ids that transformers 5.24.0 gives them: `tokenizer_config.json` first has the fields that end in
+/// `_token`, then the named list.
 #[test]
 fn new_tokens_get_ids_in_the_order_of_the_file() {
     let config = r#"{"z_token": "<z>", "extra_special_tokens": {"y": "<y>", "b": "<b>"}, "a_token": "<a>"}"#;

@@ -103,7 +103,7 @@ impl Replica {
         }
     }
 
-    /// How often state was compared since the last call.
+    /// Returns how often state was compared since the last call.
     fn comparisons(&self) -> usize {
         self.group.as_ref().unwrap().comparisons.swap(0, Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What else than its own tokens must not change the logits of a row: removed tokens, padding, other rows, failed steps.
+//! The logits of a row depend on its own tokens alone: not on removed tokens, padding, other rows or failed steps.
 
 use crate::generation::{VOCABULARY, llama, model, on_device};
 use crate::support::{

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 pub(crate) struct Counting {
     group: Arc<dyn ProcessGroup>,
     pub(crate) comparisons: AtomicUsize,
-    /// How many broadcasts this rank takes part in.
+    /// The number of broadcasts that this rank takes part in before it gives up.
     pub(crate) broadcasts_left: AtomicUsize,
 }
 

@@ -256,7 +256,7 @@ fn experts_that_nobody_runs_stay_and_those_that_one_rank_runs_roll_everywhere() 
     }
 }
 
-/// What the ranks get where rank 1 does something else.
+/// Returns the results of four ranks that train, except that rank 1 runs `rank_1` instead.
 fn lost(rank_1: impl Fn(Group) -> Result<()> + Sync) -> Vec<Option<Result<()>>> {
     let start = Instant::now();
     let all = ranks(4, |group| {

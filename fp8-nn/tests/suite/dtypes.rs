@@ -1,4 +1,4 @@
-//! Which dtype a layer computes in, what goes in and what comes out.
+//! The dtypes that a layer computes in, takes and returns.
 
 use crate::support::{delayed, device, error, first_step, in_dtype, noise, off, relative_rms, rng, values};
 use fp8_nn::prelude::*;

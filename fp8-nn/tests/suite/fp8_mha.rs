@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Which of `fp8_dpa` and `fp8_mha` are set.
+/// The values of `fp8_dpa` and `fp8_mha`.
 type InFp8 = [bool; 2];
 
 const HIGH: InFp8 = [false, false];

@@ -327,7 +327,8 @@ fn a_frozen_parameter_gets_no_gradient_from_zero_grad() {
     assert_eq!((w.main_grad().numel(), shared.numel()), (0, 0));
 }
 
-/// What is trained has the bits that it has in a model without frozen parameters, whatever is computed again or later.
+/// Parameters that are trained get the same gradients, bit for bit, as in a model without frozen parameters, whatever is
+/// recomputed or delayed.
 #[test]
 fn frozen_parameters_change_no_other_gradient() {
     let levels = unless_simulated(&RecomputeLevel::ALL[..], &[RecomputeLevel::Attention]);

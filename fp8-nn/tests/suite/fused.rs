@@ -7,7 +7,7 @@ use crate::support::{
 use fp8_nn::prelude::*;
 use fp8_nn::{LinearSaved, NormSaved};
 
-/// What `LayerNormMlp` does, of the same parts under the same names.
+/// The same computation as `LayerNormMlp`, made of the same parts under the same names.
 #[derive(Debug)]
 struct FusedMlp {
     norm: LayerNorm,

@@ -119,7 +119,7 @@ impl Sample {
         }
     }
 
-    /// What is known of the sequences, of self-attention and of cross attention.
+    /// Returns the sequences of self-attention and those of cross attention.
     fn sequences(&self) -> (SequenceInfo, Sequences) {
         let x = self.tensors["x"].shape();
         let positions = self.integers("positions");

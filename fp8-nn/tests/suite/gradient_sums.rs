@@ -1,4 +1,5 @@
-//! Which gradients `all_reduce_gradients` sums: none twice over a group, and none that ranks computed with different scales.
+//! Checks which gradients `all_reduce_gradients` sums: none twice over a group, and none that ranks computed with different
+//! scales.
 
 use crate::support::{
     by_name, current, custom, delayed, device, error, gpt_options, ids, linear, noise, off, rng, short, step,

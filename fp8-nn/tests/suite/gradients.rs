@@ -7,7 +7,7 @@ use crate::support::{
 use fp8_nn::prelude::*;
 use fp8_nn::{MultiheadAttentionSaved, composite};
 
-/// Of a central difference in f32.
+/// The step of a central difference in f32.
 const STEP: f32 = 2e-3;
 const TOLERANCE: f64 = 3e-3;
 

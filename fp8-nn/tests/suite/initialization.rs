@@ -1,4 +1,4 @@
-//! What layers start from: the distribution of every parameter, the order in which weights are drawn, and seeds.
+//! The initial state of layers: the distribution of every parameter, the order in which weights are drawn, and seeds.
 
 use crate::support::{device, parameter_bits, rng, values};
 use fp8_nn::prelude::*;

@@ -1,4 +1,5 @@
-//! How near ranks with parts of a batch come to one process with the whole of it: as threads, and as processes over TCP.
+//! Compares ranks that train on parts of a batch with one process that trains on the whole batch. The ranks are threads, or
+//! processes over TCP.
 //!
 //! In high precision only the order of sums differs. Under delayed scaling each rank takes the first scales from its own
 //! tensors (no collective), so losses differ from the first step on, unless the scales are given: by `calibrate_first_step:
@@ -25,7 +26,7 @@ const STEPS: u64 = 20;
 const RATE: f32 = 1e-3;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What is compared, each as bits.
+/// The values that are compared, each as bits.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Run {
     /// The global loss of each step.
@@ -130,7 +131,7 @@ fn relative(a: u32, b: u32) -> f32 {
     ((a - b) / b).abs()
 }
 
-/// What is true of each case.
+/// Checks that the ranks agree with each other and, within the bounds of the case, with one process.
 fn check(case: Case, alone: &Run, ranks: &[Run]) {
     assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{case:?}: losses or scales differ between ranks");
     assert_eq!(ranks[0].first_scales.is_empty(), case == Case::HighPrecision);

@@ -81,7 +81,7 @@ pub(crate) fn check<M: Module>(
     values(&y)
 }
 
-/// What it changes, and how.
+/// The name of a change to the options, and the function that makes it.
 type Change<O> = (&'static str, fn(&mut O));
 
 /// Runs `check` under the options as they are and under each change alone, which must move the output.

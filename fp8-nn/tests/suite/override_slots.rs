@@ -86,7 +86,7 @@ fn attention() -> MultiheadAttention {
     with_noise(MultiheadAttention::new("a", options, &device(), &mut rng(1)).unwrap(), 1)
 }
 
-/// What two steps leave behind.
+/// The results of two steps.
 struct Outcome {
     /// Every slot's history and scale.
     slots: BTreeMap<String, Vec<u32>>,

@@ -1,5 +1,5 @@
-//! Which GEMM used what, under every kind of recipe: every combination of `override_linear_precision` against an oracle of fake-quantized operands,
-//! multiplied in f64.
+//! Checks the operands of every GEMM, under every kind of recipe: every combination of `override_linear_precision` against
+//! an oracle of fake-quantized operands, multiplied in f64.
 //!
 //! The oracle takes norms and activations from the operations, which have proofs of their own, and composes the rest.
 
@@ -49,14 +49,14 @@ impl Matrix {
     }
 }
 
-/// What codes can say of `t` at the scale of its own amax, which is a first step's.
+/// Quantizes `t` with the scale of its own amax, as a first step does, and dequantizes it.
 fn fake(t: &Tensor, encoding: Encoding) -> Tensor {
     let rule = ScaleRule::Delayed { fp8_max: encoding.max(), margin: 0, policy: ScalePolicy::Exact };
     let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(encoding) };
     ops::quantize(t, &slot).unwrap().dequantize(DType::F32).unwrap()
 }
 
-/// Which of fprop, dgrad and wgrad run in high precision, and the formats of both passes.
+/// The GEMMs that run in high precision, of fprop, dgrad and wgrad, and the formats of both passes.
 #[derive(Clone, Copy)]
 struct Gemms {
     high: (bool, bool, bool),
@@ -280,7 +280,7 @@ impl CustomRecipe for Newest {
     }
 }
 
-/// What the codes of `t` can say that a recipe makes in the slot of a role, with scales along its rows.
+/// Quantizes `t` as a recipe does in the slot of a role, with scales along its rows, and dequantizes it.
 fn fake_by_recipe(recipe: &Recipe, role: SlotRole, t: &Tensor) -> Tensor {
     let slots = GemmSlots::new("fc");
     let mut scaling = Scaling::new(&slots, &device()).unwrap();

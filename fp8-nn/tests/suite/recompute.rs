@@ -1,4 +1,4 @@
-//! What is computed again in backward has the bits of what was stored.
+//! Backward recomputes the same bits that would have been stored.
 
 use crate::support::{
     ParameterBits, bits, block, delayed, device, error, everything, in_dtype, linear, mlp, noise, short,

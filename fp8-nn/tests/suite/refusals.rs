@@ -14,7 +14,7 @@ struct Case {
     paths: [&'static str; 2],
     input: &'static [usize],
     output: &'static [usize],
-    /// What it expects of its input's shape.
+    /// The input shape that its errors ask for.
     expected: &'static str,
 }
 

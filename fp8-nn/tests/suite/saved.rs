@@ -1,4 +1,4 @@
-//! What backward keeps, computes again, or leaves for later: results have the bits of the plain layer.
+//! Layers that keep less for backward, recompute it, or delay work have results with the bits of the plain layer.
 
 use crate::support::{
     ParameterBits, bits, block_options, delayed, device, error, everything, grads, in_dtype, linear, mlp,

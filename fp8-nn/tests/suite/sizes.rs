@@ -9,7 +9,7 @@ const SIZES: [usize; 5] = [1 << 47, 1 << 61, (1 << 61) + 8, 1 << 63, usize::MAX]
 /// Far more than a refusal takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What the refusal of a layer says.
+/// Returns the error of a layer that is refused, which must not take long.
 fn refusal<T>(what: &str, new: impl FnOnce() -> Result<T>) -> String {
     let start = Instant::now();
     let outcome = new();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What one element of one gradient is made, in the first or the last parameter.
+/// The values to which one element of one gradient is set, in the first or the last parameter.
 const BAD: [f32; 3] = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
 
 fn model(params_dtype: DType) -> Linear {

@@ -1,4 +1,4 @@
-//! How exact the codes of every layer's tensors are, measured by the scope.
+//! Checks the SQNR of the codes of every layer's tensors, as the scope measures it.
 
 use crate::support::{bits, block, delayed, noise, parameter_bits, recipes};
 use fp8_nn::prelude::*;

@@ -9,13 +9,14 @@ thread_local! {
     static DEVICE: Device = crate::open();
 }
 
-/// Where everything of a thread runs: one device, since tensors of two do not mix, and no other test's, which may record
-/// a step or leave an error behind.
+/// Returns the device of this thread. All its tensors are on one device, because those of two do not mix. Other tests do
+/// not use it, because they may record a step or leave an error behind.
 pub(crate) fn device() -> Device {
     DEVICE.with(Device::clone)
 }
 
-/// What sums with FP8 products in them may be off by, on hardware or where the simulated GPU adds like it.
+/// Returns the tolerance of sums with FP8 products: `f32` on a simulated GPU that does not add like hardware, otherwise
+/// `hardware`.
 pub(crate) fn of_fp8_sums<T>(hardware: T, f32: T) -> T {
     let adds_alike = std::env::var_os("FP8_SIM_FP8_SUM_BITS").is_some();
     if adds_alike && device().is_simulated() { hardware } else { unless_simulated(hardware, f32) }

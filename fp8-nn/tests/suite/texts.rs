@@ -1,4 +1,4 @@
-//! What layers, optimizers and checkpoints say of what they refuse, word for word.
+//! Checks the error messages of layers, optimizers and checkpoints, word for word.
 
 #[cfg(feature = "cuda")]
 use crate::support::block_options;
@@ -29,7 +29,7 @@ impl<M: Module> Job<M> {
         checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, &BTreeMap::new())
     }
 
-    /// What loading says, without the file's path.
+    /// Returns the error of loading, without the file's path.
     fn refused(&mut self, dir: &Path) -> String {
         let loaded = checkpoint::load(dir, &mut self.model, &mut self.optimizer, &mut self.scaling);
         without_path(dir, &error(loaded.map(drop)))

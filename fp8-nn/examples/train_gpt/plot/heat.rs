@@ -16,13 +16,13 @@ const ROWS: f64 = 420.0;
 /// Pixels between the labels of rows.
 const LABEL: f64 = 14.0;
 
-/// Which values have which shade.
+/// The shades of a heat map, and the range of values for each.
 #[derive(Debug, Clone)]
 pub(crate) struct Shades {
     /// The lowest value of each shade but the first.
     bounds: Vec<f64>,
     labels: Vec<String>,
-    /// What 0 is called in the legend, if it has a colour of its own.
+    /// The legend's label for 0, if 0 has a colour of its own.
     zero: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Where, when and with which options the report was made.
+//! The sections on the run itself: machine, date, commit and options.
 
 use std::fmt::Write as _;
 

@@ -39,7 +39,7 @@ pub(super) fn lost(telemetry: &Telemetry) -> [String; 2] {
     ]
 }
 
-/// What a kind of tensor is called in a legend.
+/// Returns the legend's name for a kind of tensor.
 pub(super) fn tensors(kind: &str) -> String {
     match kind {
         "input" => "activations (input)".to_owned(),

@@ -41,9 +41,9 @@ pub(crate) struct Eval {
     /// Tokens in a window (default: 512, or the longest sequence of the model if that is shorter)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     seq_length: Option<usize>,
-    /// Where the token goes that the tokenizer puts in front of a text, if it does: first (in front of the text, as transformers
-    /// encodes it: later windows begin in the middle of the text), each (in front of each window, which then has fewer tokens of
-    /// the text) or none
+    /// The place of the token that the tokenizer puts in front of a text, if any: first (in front of the text, as
+    /// transformers encodes it: later windows begin in the middle of the text), each (in front of each window, which then
+    /// has fewer tokens of the text) or none
     #[arg(long, value_name = "first|each|none", default_value = "first", value_parser = StartToken::parse, conflicts_with = "ids")]
     start_token: StartToken,
     /// Stops after N windows (default: the whole text)
@@ -164,7 +164,7 @@ fn csv(windows: &[Vec<i32>], losses: &TokenLosses) -> String {
     text
 }
 
-/// What is reported.
+/// The results of an evaluation, with the options, model and windows that its report names.
 struct Done<'a> {
     options: &'a Eval,
     loaded: &'a Loaded,

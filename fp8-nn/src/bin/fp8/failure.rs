@@ -1,4 +1,4 @@
-//! How the program ends when it does not succeed: one sentence and an exit code.
+//! The failures that end the program, each with one sentence and an exit code.
 
 use crate::interrupt;
 use crate::table::is_harmful;

@@ -23,7 +23,7 @@ Example:
 The text goes to stdout, what it took to stderr. It ends with a token that ends texts, as generation_config.json or config.json \
 names them, or with --max-new-tokens.";
 
-/// How many tokens are added if the option is not given.
+/// The most tokens that are added without `--max-new-tokens`.
 const MAX_NEW_TOKENS: usize = 128;
 
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub(crate) struct Generate {
     /// The most tokens that are added (default: 128, or as many as the model's longest sequence has room for)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     max_new_tokens: Option<usize>,
-    /// What logits are divided by before a token is drawn; 0 takes the most likely token
+    /// Divides logits by T before a token is drawn; 0 takes the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f32,
     /// With --temperature above 0: draws from the K most likely tokens only (default: all)
@@ -53,7 +53,7 @@ pub(crate) struct Generate {
     json: bool,
 }
 
-/// What was generated, and how long it took.
+/// The generated text, and the time that it took.
 struct Done {
     text: String,
     prompt_tokens: usize,

@@ -43,7 +43,7 @@ pub(crate) struct Inspect {
     json: bool,
 }
 
-/// What is inspected, for the heading.
+/// The description of the inspected folder or file in the heading.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) path: String,
@@ -101,7 +101,7 @@ fn measure(options: &Inspect, original: Option<&Folder>) -> Result<(Subject, Ins
     Ok((subject, found))
 }
 
-/// What a folder turned out to be.
+/// The contents of an opened folder.
 enum Opened {
     /// A model that this library knows.
     Model(Box<Folder>),

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) const SENTENCE: &str = "interrupted; nothing was written";
 /// Exit code, as shells expect it of SIGINT.
 pub(crate) const CODE: u8 = 130;
-/// How many characters of an output's name are in that of its temporary file.
+/// The most characters of an output's name that the name of its temporary file contains.
 const NAME_PART: usize = 40;
 
 /// Set by the first signal.
@@ -32,7 +32,7 @@ struct Output {
     path: PathBuf,
     /// The folder around it, with its temporary files.
     parent: PathBuf,
-    /// What of its name is in that of a temporary file.
+    /// The part of its name that the names of its temporary files contain.
     name: String,
     /// Whether it was a folder with files already, which is an error that the command finds.
     was_full: bool,
@@ -42,7 +42,7 @@ struct Output {
     others: Vec<OsString>,
 }
 
-/// What the first signal does. The second one always leaves at once.
+/// The effect of the first signal. The second one always ends the program at once.
 #[derive(Debug, Clone)]
 pub(crate) enum Phase {
     /// Removes partial outputs and leaves.

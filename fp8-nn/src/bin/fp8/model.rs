@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 pub(crate) struct ModelOptions {
     /// A Hugging Face folder with its tokenizer, FP8 or not
     pub(crate) model: PathBuf,
-    /// How weights and inputs are quantized: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM quantizes them), off
-    /// (FP8 weights are dequantized, inputs are not quantized), or quantized again (after dequantizing FP8 weights) with current,
-    /// rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed (which has no history here and computes as current does), te-v0 (whose
-    /// scales are all 1 without a history), or a file *.toml
+    /// The quantization of weights and inputs: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM
+    /// quantizes them), off (FP8 weights are dequantized, inputs are not quantized), or quantized again (after dequantizing
+    /// FP8 weights) with current, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed (which has no history here and
+    /// computes like current), te-v0 (whose scales are all 1 without a history), or a file *.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "checkpoint", value_parser = RecipeName::parse)]
     recipe: RecipeName,
     /// Type of weights and activations where they are not FP8: f32, bf16 or f16
@@ -47,7 +47,7 @@ pub(crate) struct Opened {
     pub(crate) folder: Folder,
     recipe: Recipe,
     device: Device,
-    /// How long it took.
+    /// The time that opening it took.
     time: Duration,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Loaded {
     pub(crate) model: Gpt,
     pub(crate) scaling: Scaling,
     pub(crate) recipe: Recipe,
-    /// How long it took to read the model.
+    /// The time that it took to open the folder and read the model.
     pub(crate) loading: Duration,
 }
 

@@ -21,7 +21,7 @@ struct Options {
     command: Command,
 }
 
-/// What is asked for.
+/// The request of a command line.
 #[derive(Debug)]
 pub(crate) enum Request {
     /// A text, such as the help.

@@ -1,4 +1,4 @@
-//! What is printed on stdout.
+//! Prints to stdout.
 
 use crate::failure::Failure;
 use std::io::{self, ErrorKind, Write as _};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is counted.
+/// The unit that a progress bar counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Bytes that are read.

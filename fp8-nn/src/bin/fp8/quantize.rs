@@ -41,7 +41,7 @@ pub(crate) struct Quantize {
     /// standard input), and each layer's scale comes from its largest input. Without it, inputs are dynamic
     #[arg(long, value_name = "FILE|DIR")]
     calibrate: Option<PathBuf>,
-    /// How many tokens of the text --calibrate reads, in windows of 512 (default: 16384)
+    /// The number of tokens of the text that --calibrate reads, in windows of 512 (default: 16384)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     calibration_tokens: Option<usize>,
     /// Layers that stay as they are: a name in which * stands for any text, or a part of one, such as down_proj or layers.0;
@@ -59,10 +59,10 @@ pub(crate) struct Quantize {
     json: bool,
 }
 
-/// How many tokens calibration reads if the option is not given.
+/// The number of tokens that calibration reads without `--calibration-tokens`.
 const CALIBRATION_TOKENS: usize = 16_384;
 
-/// How long the two parts of the work took, in seconds.
+/// The times that the two parts of the work took, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Times {
     calibrating: Option<f64>,

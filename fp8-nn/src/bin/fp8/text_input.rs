@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// What stands for standard input.
+/// The paths that mean standard input.
 const STDIN: [&str; 2] = ["-", "/dev/stdin"];
 const BYTE_ORDER_MARK: &[u8] = "\u{FEFF}".as_bytes();
 
@@ -42,7 +42,7 @@ pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Where a file ends in the joined text.
+/// The end of a file in the joined text.
 struct End {
     at: usize,
     /// The bytes at its start that were left out.

@@ -5,7 +5,7 @@ use crate::table::count;
 use fp8_nn::hf::Tokenizer;
 use std::fmt::Write as _;
 
-/// Where the start token goes: what the tokenizer puts in front of a text.
+/// The place of the start token, which the tokenizer puts in front of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StartToken {
     /// In front of the text, which is then cut into windows.
@@ -34,11 +34,11 @@ impl StartToken {
     }
 }
 
-/// What is evaluated.
+/// The windows of tokens that are evaluated.
 #[derive(Debug)]
 pub(crate) struct Windows {
     pub(crate) tokens: Vec<Vec<i32>>,
-    /// Where the start token is, for a text: `None` if there is none. `--ids` are read as they are.
+    /// The place of a text's start token; `None` if there is none. Windows of `--ids` are read as they are.
     pub(crate) start: Option<StartToken>,
     /// The same in a sentence.
     pub(crate) sentence: Option<String>,

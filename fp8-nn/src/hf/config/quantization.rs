@@ -3,7 +3,7 @@
 use super::fields::Fields;
 use serde_json::{Map, Value};
 
-/// How the FP8 matrices of a checkpoint are stored: its `quantization_config`.
+/// The `quantization_config` of a checkpoint, which describes how its FP8 matrices are stored.
 ///
 /// Every scale in a file is a dequantization factor: value = code · scale. The example of
 /// [`quantize`](crate::hf::quantize) reads one.
@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 pub struct Quantization {
     /// The format, which decides the names of the tensors.
     pub method: QuantMethod,
-    /// What shares a scale in a weight.
+    /// The elements of a weight that share a scale.
     pub weights: WeightScales,
-    /// How inputs of the quantized layers are quantized.
+    /// The quantization of the inputs of quantized layers.
     pub inputs: InputScales,
     /// Whether scales of inputs that are computed when the model runs are rounded up to powers of two (`scale_fmt` "ue8m0",
     /// which DeepSeek writes since V3.1).
@@ -44,8 +44,8 @@ impl QuantMethod {
     }
 }
 
-/// What shares a scale in a quantized weight `[out, in]`. The example of [`quantize`](crate::hf::quantize) reads one in a
-/// [`Quantization`].
+/// The elements of a quantized weight `[out, in]` that share a scale. The example of [`quantize`](crate::hf::quantize)
+/// reads one in a [`Quantization`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WeightScales {
@@ -68,7 +68,7 @@ impl WeightScales {
     }
 }
 
-/// How the input of a quantized layer is quantized when the model runs. The example of
+/// The way in which the input of a quantized layer is quantized when the model runs. The example of
 /// [`quantize`](crate::hf::quantize) reads one in a [`Quantization`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 pub struct Rope {
     /// The base of the frequencies: `rope_theta`. Default: 10000.
     pub theta: f64,
-    /// What extends the model to longer sequences than it was first trained with. Default: none.
+    /// The scaling that extends the model to longer sequences than it was first trained with. Default: none.
     pub scaling: RopeScaling,
 }
 

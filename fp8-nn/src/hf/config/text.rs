@@ -7,7 +7,7 @@ use std::ops::Range;
 /// The place of a field in the text.
 struct Field {
     key: String,
-    /// Where the key begins, quotes included.
+    /// The byte offset at which the key begins, quotes included.
     start: usize,
     value: Range<usize>,
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// What was done, the arguments, and a part of the sentence.
+/// A mistake: what was done, the arguments, and a part of the sentence that is expected.
 struct Mistake {
     what: &'static str,
     /// Changes the folder `model`, a copy of a small Llama.

@@ -1,4 +1,4 @@
-//! What the program prints and writes when all is well.
+//! The output of the program when it succeeds: what it prints and what it writes.
 
 use super::{listing, printed};
 use crate::folders::{copy, golden, tensors};

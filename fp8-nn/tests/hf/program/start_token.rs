@@ -36,7 +36,7 @@ fn eval(place: &Path, options: &str) -> (Value, Vec<Vec<i32>>) {
     (serde_json::from_str(&out).unwrap(), windows)
 }
 
-/// What is predicted of windows: all but their first tokens.
+/// Returns the tokens that are predicted in each window: all but the first.
 fn predicted<'a>(windows: impl Iterator<Item = &'a [i32]>) -> Vec<Vec<i32>> {
     windows.filter(|window| window.len() > 1).map(|window| window[1..].to_vec()).collect()
 }

@@ -1,4 +1,4 @@
-//! What is noted of gradients in recorded steps and their replays.
+//! The notes about gradients that recorded steps and their replays make.
 
 use super::ranks::ranks;
 use crate::support::*;
