@@ -1,8 +1,9 @@
-//! Which elements of a matrix share a scale.
+//! The shapes of blocks whose elements share a scale.
 
 use core::fmt;
 
-/// Which elements of a row-major matrix share a scale, finer than one scale for the whole matrix.
+/// The shape of the blocks into which a row-major matrix is divided. The elements of a block share a scale, which is finer
+/// than one scale for the whole matrix.
 ///
 /// A matrix is cut along its rows. Its size need not be a multiple of the block's: the last blocks of a row, or of a column,
 /// are smaller.

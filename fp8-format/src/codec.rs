@@ -88,8 +88,8 @@ impl Format {
         ((1024 - self.bias) as u64) << 52
     }
 
-    /// What the magic number has in its last byte, so that the code comes out in the sum's: the exponent's term brings this
-    /// much too much. Even, so that it leaves ties alone.
+    /// Returns the last byte of the magic number. It cancels the excess that the exponent's term brings into the sum, so
+    /// that the sum's last byte is the code. It is even, so that it leaves ties alone.
     #[inline(always)]
     pub(crate) const fn offset(self) -> u32 {
         ((128 - self.bias + 23 - self.man) << self.man).wrapping_neg() & 0xFF

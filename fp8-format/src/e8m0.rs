@@ -86,7 +86,7 @@ impl E8M0 {
     pub const ONE: Self = Self(0x7F);
     /// The only NaN, 0xFF.
     pub const NAN: Self = Self(0xFF);
-    /// What the code has more than the exponent.
+    /// The exponent bias: the code minus the exponent.
     pub const BIAS: i32 = 127;
     /// The base of the exponent.
     pub const RADIX: u32 = 2;
@@ -211,7 +211,7 @@ impl E8M0 {
     }
 }
 
-/// What the conversions ask of a number.
+/// The properties of a number that the conversions use.
 #[derive(Clone, Copy)]
 struct Parts {
     /// The exponent with E8M0's bias, of the power of two below; 0 for all numbers below 2⁻¹²⁶, 255 beyond the range.

@@ -52,7 +52,7 @@ pub enum Error {
         name: &'static str,
         /// Its elements.
         len: usize,
-        /// How the matrix is cut.
+        /// The blocks into which the matrix is divided.
         blocks: Blocks,
         /// Rows of the matrix; of the transpose for columnwise results.
         rows: usize,
@@ -72,7 +72,7 @@ pub enum Error {
     Parse {
         /// The type that was asked for.
         encoding: Encoding,
-        /// What was wrong with the text.
+        /// The error of the standard library's parser.
         source: ParseFloatError,
     },
     /// Text that is no power of two in the range of E8M0.
@@ -117,7 +117,7 @@ impl core::fmt::Display for Elements {
     }
 }
 
-/// How many blocks a matrix has.
+/// Returns the number of blocks of a matrix; `None` if it exceeds `usize::MAX`.
 fn blocks_of(blocks: Blocks, rows: usize, cols: usize) -> Option<usize> {
     let [height, width] = blocks.grid(rows, cols);
     height.checked_mul(width)

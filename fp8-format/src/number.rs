@@ -1,4 +1,5 @@
-//! What both types share: conversions, classification, sign, comparison. One macro, used by each type's file.
+//! The interface that both types share: conversions, classification, sign, comparison. One macro
+//! implements it; each type's file calls the macro.
 
 macro_rules! impl_number {
     ($fp8:ident, $format:expr, $overflow:literal) => {

@@ -102,7 +102,7 @@ impl Philox {
         philox4x32_10(offset, seed)[skipped as usize]
     }
 
-    /// How many elements the first counter has words for.
+    /// Returns the number of elements in front of the first whole counter: 0 if the stream begins with one.
     pub(crate) const fn left(self) -> usize {
         (4 - self.skipped as usize) % 4
     }

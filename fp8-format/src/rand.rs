@@ -25,7 +25,7 @@ fn fraction(n: u64) -> f64 {
     n as f64 * STEP
 }
 
-/// What `Uniform` holds: a range of numbers, and whether its upper bound is drawn, too.
+/// The sampler of `Uniform`: a range of numbers, and whether its upper bound is drawn, too.
 #[expect(unnameable_types, reason = "the sampler of `Uniform`, which names it for everyone")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UniformFp8<T> {

@@ -19,7 +19,7 @@ mod sealed {
     #[cfg(not(feature = "bytemuck"))]
     impl<T> Plain for T {}
 
-    /// Which of the three a source is, for code that knows each of them.
+    /// The type of a source, as a value for code that treats the three types differently.
     #[derive(Clone, Copy, Debug)]
     pub enum Kind {
         F32,

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 /// Miri is slow: it takes fewer of everything.
 const IS_SLOW: bool = cfg!(miri);
 
-/// Of each of the four properties.
+/// The number of cases of each of the four properties.
 const CASES: u32 = if IS_SLOW { 4 } else { 2500 };
 
 /// Each path, with plain stores and with those past the caches.
@@ -25,7 +25,7 @@ fn codecs() -> Vec<Codec> {
         .collect()
 }
 
-/// What is asked of a call.
+/// The settings of a call.
 #[derive(Clone, Copy, Debug)]
 enum Setup {
     F32(BlockScaling),

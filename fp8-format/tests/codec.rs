@@ -10,7 +10,7 @@ use proptest::prelude::*;
 /// Patterns between two that are taken; Miri is slow.
 const STRIDE: usize = if cfg!(miri) { 1_048_573 } else { 251 };
 
-/// Of each property.
+/// The number of cases of each property.
 const CASES: u32 = if cfg!(miri) { 16 } else { 4096 };
 
 /// Values at which a codec breaks: codes, middles between codes, limits; each with its f32 neighbours, both signs.

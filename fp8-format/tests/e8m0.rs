@@ -18,7 +18,7 @@ fn search(x: f64) -> [Option<u8>; 2] {
     [below, above]
 }
 
-/// What `floor`, `ceil` and their saturating forms give for a number that is not negative.
+/// Returns the expected codes of `floor`, `ceil` and their saturating forms for a number that is not negative.
 fn expected(x: f64) -> [u8; 4] {
     let [below, above] = search(x);
     // Below the range both give the least value. Twice the largest value is out of range for `floor`, too.

@@ -1,4 +1,4 @@
-//! What the optional features add.
+//! Tests of the optional features.
 
 #[cfg(feature = "bytemuck")]
 mod bytemuck {

@@ -14,7 +14,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 const ROOM: usize = 1 << 13;
 const MOST: usize = ROOM - 128;
 
-/// What the first bytes say.
+/// The call that the input describes.
 struct Call {
     codec: Codec,
     function: u8,

@@ -1,4 +1,4 @@
-//! What cargo built and where it put it, as cargo itself says.
+//! The programs and libraries that cargo built, and their paths, as cargo reports them.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub(crate) fn simulator_of_tests(sh: &Shell) -> Result<PathBuf> {
     found.ok_or_else(|| "cargo reports no library for fp8-cuda-sim".into())
 }
 
-/// What the conformance suite's build leaves.
+/// Builds the conformance suite and returns the file of this kind and name that cargo reports.
 fn of_tests(sh: &Shell, kind: &str, name: &str) -> Result<Option<PathBuf>> {
     let format = "json-render-diagnostics";
     let options = ["--workspace", "--all-features", "--test", "conformance", "--no-run"];
@@ -54,7 +54,7 @@ impl Built {
     }
 }
 
-/// What a message of cargo's announces, if it is a program or a dynamic library.
+/// Returns the program or the dynamic library that a message of cargo's announces, if it announces one.
 pub(crate) fn built(message: &str) -> Option<Built> {
     #[derive(Deserialize)]
     struct Artifact {

@@ -33,7 +33,7 @@ use crate::{artifact, process, sim};
 use tally::Tally;
 use watch::Range;
 
-/// What `--device` calls the simulated GPU.
+/// The value of `--device` for the simulated GPU.
 const SIMULATED: &str = "cuda-sim";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -88,7 +88,7 @@ pub(crate) struct Attack {
     last: u64,
     #[arg(long, hide = true, default_value_t = 1)]
     stride: u64,
-    /// Where a process saves that will be killed
+    /// Folder in which the process writes files until it is killed
     #[arg(long, hide = true)]
     folder: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ impl Attack {
     }
 }
 
-/// How many cases of each part.
+/// The number of cases of each part.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     cpu: u64,
@@ -118,7 +118,7 @@ struct Plan {
 }
 
 const FULL: Plan = Plan { cpu: 500_000, gpu: 12_000, files: 20_000, kills: 60 };
-/// Of a few seconds.
+/// A plan that takes a few seconds.
 const SHORT: Plan = Plan { cpu: 6000, gpu: 160, files: 400, kills: 4 };
 
 pub(crate) fn run(options: &Attack) -> Result<ExitCode> {

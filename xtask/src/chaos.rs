@@ -14,7 +14,8 @@ use crate::{artifact, process};
 
 /// Far longer than all tries take.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// What a line of the tests' own begins with. Tabs are between: name, tries, failures, panics, what was seen.
+/// The start of a line that the tests print for the table. Tabs separate its fields: name, tries, failures, panics, and
+/// what was seen.
 const MARK: &str = "chaos\t";
 
 #[derive(clap::Args)]
@@ -51,7 +52,7 @@ pub(crate) fn run(options: &Chaos) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// What the tests report, and how many do.
+/// Returns a table of what the tests report, and its number of rows.
 fn table(output: &str) -> (String, usize) {
     // The first line of a test is behind its name.
     let rows: Vec<Vec<&str>> = output

@@ -56,7 +56,7 @@ impl Backend {
 /// One process of the suite.
 pub(crate) struct Job {
     pub(crate) backend: Backend,
-    /// Of the simulated device.
+    /// The seed of the simulated device.
     pub(crate) seed: Option<u64>,
     /// Parts of names whose cases are left to another process.
     pub(crate) skipped: Vec<String>,

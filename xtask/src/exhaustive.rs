@@ -76,7 +76,7 @@ fn for_each_chunk(stride: u32, visit: impl Fn(&[u32]) + Sync) {
     });
 }
 
-/// What one path was put through, added up over all threads.
+/// The counts of one path, added up over all threads.
 #[derive(Debug)]
 struct Path {
     name: String,

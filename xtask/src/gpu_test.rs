@@ -20,11 +20,11 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// The variable that names the architecture of the simulated GPU.
 pub(crate) const VARIABLE: &str = "FP8_TEST_ARCH";
 
-/// Where suites run.
+/// The GPU on which suites run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Gpu {
     Here,
-    /// Of this architecture.
+    /// A simulated GPU of this architecture.
     Simulated(u32),
 }
 

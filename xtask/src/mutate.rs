@@ -32,7 +32,7 @@ use survivors::{Known, Reason};
 use tally::Tally;
 use trial::{Suite, Trial, Verdict};
 
-/// How many mutants apart the progress is told.
+/// The number of mutants between two messages about progress.
 const PROGRESS: usize = 100;
 
 /// Beyond so many mutants of a file it pays to measure the cases first.
@@ -103,7 +103,7 @@ pub(crate) fn seed_of_sources() -> Result<u64> {
     Ok(hash.iter().take(4).fold(0, |seed, byte| seed << 8 | u64::from(*byte)))
 }
 
-/// Which mutants are run, and for how long.
+/// The choice of mutants, and how long each of them may run.
 pub(crate) struct Plan {
     pub(crate) draw: Draw,
     pub(crate) seed: u64,
@@ -173,7 +173,8 @@ fn keep_entries(all: &mut Vec<Mutant>, entries: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with lines of the list: no mutant, or another number than the line says, in the files that were read.
+/// Returns a message for each wrong line of the list that is about a file that was read: its mutant no longer exists, it
+/// states another number of mutants than there are, or a line for all of them lists the mutant as well.
 fn wrong_lines(known: &Known, all: &[Mutant], is_read: impl Fn(&str) -> bool) -> Vec<String> {
     let mut counts = BTreeMap::<String, usize>::new();
     for mutant in all {
@@ -237,7 +238,7 @@ fn try_out(trials: &[(Trial, Vec<&Mutant>)], plan: &Plan, known: &Known) -> Resu
     Ok(tally)
 }
 
-/// What the list says about this mutant, alone or among others.
+/// Returns the list's reason for this mutant, from a line of its own or from one for all that are spelled alike.
 fn reason<'a>(mutant: &Mutant, known: &'a Known) -> Option<&'a Reason> {
     [mutant.key(), mutant.key_of_all()].iter().find_map(|key| known.get(key))
 }

@@ -208,7 +208,7 @@ enum Verdict {
 /// A workspace of a copy of fp8-format alone, kept in cargo's folder, so that dependencies are built once.
 struct Copied {
     folder: PathBuf,
-    /// Where tests run if not here.
+    /// The machine that runs the tests, if this one does not.
     emulated: Option<Emulated>,
 }
 

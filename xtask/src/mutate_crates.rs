@@ -102,7 +102,7 @@ fn check(
     Ok(tally)
 }
 
-/// What becomes of each mutant, by its id. What a suite does not kill is left to the next.
+/// Returns the verdict on each mutant, by its id. The mutants that survive a suite are left to the next one.
 fn verdicts(
     copy: &Copied,
     package: &'static str,
@@ -174,7 +174,7 @@ struct Tally {
     listed: usize,
     /// Survivors that are not.
     new: usize,
-    /// Of all kinds, with new survivors.
+    /// Problems of all kinds, new survivors included.
     problems: usize,
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Neon) -> Result<ExitCode> {
 /// A machine that this one emulates, with a package of fp8-format's test files.
 pub(crate) struct Emulated {
     sh: Shell,
-    /// Where cargo builds.
+    /// The folder in which cargo builds.
     build: PathBuf,
     package: PathBuf,
 }
@@ -168,7 +168,7 @@ impl std::fmt::Display for Swept {
     }
 }
 
-/// What the sweep counted on all paths; an error if NEON was not among them.
+/// Adds up the counts that the sweep printed for all paths. It is an error if NEON was not among them.
 fn swept(output: &str) -> Result<Swept> {
     let mut total = Swept { conversions: 0, mismatches: 0 };
     let mut has_neon = false;
@@ -202,7 +202,7 @@ mod tests {
         assert!(swept(&format!("{scalar}neon: 0 conversions, 0 mismatches\n")).is_err());
     }
 
-    /// What tests use the package must have, which is found out for this machine, without an emulator.
+    /// Checks that the package has everything that its tests use, by compiling it for this machine. No emulator is needed.
     #[test]
     fn the_package_compiles() {
         let sh = shell().unwrap();

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::workspace::Result;
 
-/// How often a running program is looked at.
+/// The interval between two looks at the output of a running program.
 const GLANCE: Duration = Duration::from_millis(4);
 
-/// What a program left.
+/// The exit status and the output of a program.
 pub(crate) struct Finished {
     /// `None` if it was stopped.
     pub(crate) status: Option<ExitStatus>,

@@ -100,11 +100,11 @@ impl Source {
     }
 }
 
-/// What one compilation gave.
+/// The output of one compilation.
 struct Output {
     /// Below the header of the snapshot, without `.loc`.
     ptx: String,
-    /// What `.loc` said.
+    /// The table of lines, made from the `.loc` directives.
     lines: String,
     resources: Vec<resources::Resources>,
     complaints: String,

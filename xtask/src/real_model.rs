@@ -29,7 +29,7 @@ pub(crate) struct RealModel {
     save: Option<PathBuf>,
 }
 
-/// What is evaluated.
+/// The number of windows in a full evaluation.
 const WINDOWS: usize = 8;
 /// Python packages of the conversion.
 const CONVERSION: [&str; 3] = ["numpy", "gguf", "tokenizers"];

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::workspace::Result;
 
-/// What the program ends with; an error is printed.
+/// Returns the exit code of the program, after printing the error if there is one.
 pub(crate) fn exit_code(done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
         eprintln!("error: {error}");

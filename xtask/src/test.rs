@@ -100,7 +100,7 @@ fn tests(sh: &Shell) -> Result<String> {
 fn kernels(sh: &Shell, report: &mut Report) {
     /// The order of blocks and warps. `cargo test` runs the cases with seed 0.
     const SEED: u64 = 1;
-    /// Of each kernel file; others come whenever a kernel or a case changes.
+    /// The number of mutants of each kernel file. Others are drawn whenever a kernel or a case changes.
     const MUTANTS: usize = 1;
     report.step("kernels, every case", || {
         let program = artifact::conformance(sh)?;

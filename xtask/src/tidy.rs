@@ -13,7 +13,7 @@ use crate::workspace::{Result, Workspace, files, root, shell};
 
 /// No file in the repository is larger.
 const MAX_BYTES: u64 = 1 << 20;
-/// Where a source file should be split, and where it must be.
+/// The numbers of lines beyond which a source file should be split, and beyond which it must be.
 const MANY_LINES: usize = 500;
 const MAX_LINES: usize = 700;
 /// A thin `main.rs` of this very program.

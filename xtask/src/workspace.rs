@@ -1,4 +1,4 @@
-//! What the workspace holds: its root, its packages and targets, its files.
+//! The workspace: its root, its packages and targets, its files.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::{fs, io};
 use serde::Deserialize;
 use xshell::{Shell, cmd};
 
-/// What a task returns.
+/// The result of a task.
 pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 /// The folder of the workspace's `Cargo.toml`.
@@ -27,7 +27,7 @@ pub(crate) fn shell() -> Result<Shell> {
 #[derive(Deserialize)]
 pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
-    /// Where cargo puts what it builds.
+    /// The folder in which cargo puts what it builds.
     pub(crate) target_directory: PathBuf,
 }
 

@@ -3,7 +3,7 @@
 //! Four loops, of which the best is the ceiling: stores past the caches, the same with the source fetched 1 KiB or 8 KiB
 //! ahead, and plain stores.
 
-/// How a loop stores and fetches.
+/// The kind of stores in a loop, and how far ahead it fetches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
     streams: bool,

@@ -156,7 +156,7 @@ fn seconds(mut call: impl FnMut(), calls: usize) -> f64 {
     start.elapsed().as_secs_f64() / calls as f64
 }
 
-/// How many calls take long enough.
+/// Returns the number of calls that together take as long as a measurement must, at least 1.
 fn calls(mut call: impl FnMut()) -> usize {
     let once = seconds(&mut call, 1).max(1e-9);
     ((LEAST.as_secs_f64() / once) as usize).max(1)

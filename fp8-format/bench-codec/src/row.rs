@@ -51,7 +51,7 @@ pub(crate) enum Format {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) work: Work,
-    /// Of this crate; none of a peer.
+    /// The path of this crate that was measured; none for a peer.
     pub(crate) path: Option<String>,
     pub(crate) source: Source,
     pub(crate) format: Format,
@@ -111,7 +111,7 @@ impl Row {
         }
     }
 
-    /// What is measured, in the columns of the table.
+    /// Returns the columns of the table that identify the measurement.
     pub(crate) fn key(&self) -> String {
         let word = |value: serde_json::Value| value.as_str().unwrap_or("").to_owned();
         let [work, source, format] = [

@@ -1,4 +1,4 @@
-//! What is measured: each work on each path, on buffers that all share.
+//! The measurements of this crate: each work on each path, with buffers that all of them share.
 
 use crate::blocks;
 use crate::buffer::Buffer;
@@ -28,7 +28,7 @@ pub(crate) struct Buffers {
     /// Scales of blocks, rowwise and columnwise: at most one for 32 elements.
     pub(crate) scales: [Buffer<f32>; 2],
     pub(crate) e8m0: [Buffer<E8M0>; 2],
-    /// What the ceiling writes in place of `out` and `columns` together.
+    /// The memory that the ceiling writes in place of `out` and `columns` together.
     pairs: Buffer<[u8; 2]>,
     pub(crate) elements: usize,
 }
@@ -87,7 +87,7 @@ impl Buffers {
     }
 }
 
-/// Of a matrix.
+/// The shape of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// As high as wide, or half as high.
@@ -123,7 +123,7 @@ fn normal(i: u64) -> f32 {
 pub(crate) struct Task {
     /// Without what is measured.
     pub(crate) row: Row,
-    /// Of what is a matrix.
+    /// The shape, if the work takes a matrix.
     pub(crate) shape: Option<Shape>,
     pub(crate) run: Box<dyn Fn(&mut Buffers) + Send + Sync>,
 }

@@ -39,7 +39,7 @@ fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
     if streams && head < LINE && !cfg!(miri) { (head.min(dst.len()), true) } else { (0, false) }
 }
 
-/// How many bytes ahead a source is prefetched: two pages, so that their addresses are translated in time, too.
+/// The prefetch distance in bytes: two pages, so that addresses are translated in time, too.
 const AHEAD: usize = 8 << 10;
 
 /// Prefetches what is read `AHEAD` bytes later.

@@ -49,7 +49,7 @@ fn head<D>(dst: &[D], streams: bool) -> (usize, bool) {
     if streams && head < BLOCK { (head.min(dst.len()), true) } else { (0, false) }
 }
 
-/// How many bytes ahead a source is prefetched: two pages, so that their addresses are translated in time, too.
+/// The prefetch distance in bytes: two pages, so that addresses are translated in time, too.
 const AHEAD: usize = 8 << 10;
 
 /// Prefetches what is read `AHEAD` bytes later.
@@ -262,7 +262,7 @@ fn signed(t: __m512i, x: __m512i, of: &Rounding) -> __m512i {
     _mm512_ternarylogic_epi32::<0xF8>(shift_left(t, 8 - of.shift), x, splat(!ABS))
 }
 
-/// Where bytes of two vectors go.
+/// Returns the indices of the upper bytes in two vectors of words, in the order of the elements.
 const fn order(is_interleaved: bool) -> [u8; BLOCK] {
     let mut order = [0; BLOCK];
     let mut i = 0;
@@ -373,7 +373,7 @@ impl Amax {
         Self([_mm512_setzero_ps(); 4])
     }
 
-    /// Of values without a NaN: one instruction each.
+    /// Includes values without a NaN, with one instruction for each vector.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     fn add(&mut self, x: [__m512; 4]) {
@@ -383,7 +383,7 @@ impl Amax {
         }
     }
 
-    /// Of any values: a NaN is passed over, as `max` gives its second operand where one is NaN.
+    /// Includes any values. A NaN is ignored, because `max` returns its second operand where one is NaN.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     fn add_any(&mut self, x: [__m512; 4]) {
@@ -410,14 +410,14 @@ impl AmaxOfWords {
         Self(_mm512_setzero_si512())
     }
 
-    /// Of elements without a NaN.
+    /// Includes elements without a NaN.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn add(&mut self, [low, high]: [__m512i; 2]) {
         self.0 = _mm512_max_epu16(self.0, _mm512_max_epu16(abs(low), abs(high)));
     }
 
-    /// Of any elements: NaN is passed over.
+    /// Includes any elements. NaN is ignored.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn add_any(&mut self, [low, high]: [__m512i; 2], infinity: u16) {

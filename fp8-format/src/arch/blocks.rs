@@ -11,7 +11,7 @@ pub(crate) const SIDE: usize = 128;
 /// Tiles in a row of them that are computed together: 4 MiB of f32.
 pub(crate) const TILES: usize = 64;
 
-/// How an amax becomes a scale.
+/// The rule by which an amax becomes a scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     F32(F32Rule),
@@ -19,7 +19,7 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// What the elements of a block are multiplied by. `amax` is not NaN.
+    /// Returns the factor by which the elements of a block are multiplied. `amax` is not NaN.
     #[inline(always)]
     pub(super) fn factor(&self, amax: f32) -> f32 {
         match self {
@@ -29,7 +29,7 @@ impl Rule {
     }
 }
 
-/// How an amax becomes an f32 scale, by IEEE division:
+/// The rule by which an amax becomes an f32 scale, by IEEE division:
 ///
 /// ```text
 /// a = max(amax, epsilon)
@@ -60,7 +60,7 @@ impl F32Rule {
     }
 }
 
-/// How an amax becomes an E8M0 scale.
+/// The rule by which an amax becomes an E8M0 scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MxRule {
     /// The product of `amax` and this factor, 1 / max as an f32, rounded up to a power of two.
@@ -86,7 +86,7 @@ impl MxRule {
         if amax_bits >= 0x7F80_0000 { MOST } else { exponent }
     }
 
-    /// What the elements of a block are multiplied by. `amax` is not NaN.
+    /// Returns the factor by which the elements of a block are multiplied. `amax` is not NaN.
     #[inline(always)]
     pub(super) fn factor(self, amax: f32) -> f32 {
         Self::inverse(self.exponent(amax))

@@ -1,8 +1,9 @@
-//! What depends on the caches of the CPU: from which size on results bypass them, and whether sources are prefetched.
+//! Decisions that depend on the caches of the CPU: the size from which results bypass them, and whether sources are
+//! prefetched.
 
 use std::sync::OnceLock;
 
-/// Where the CPU does not say.
+/// The size that is assumed where the CPU reports none, or one below 1 MiB.
 const UNKNOWN: usize = 32 << 20;
 
 /// Bytes of the largest cache that the calling core reaches; asked once.

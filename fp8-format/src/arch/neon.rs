@@ -111,7 +111,7 @@ fn abs(x: float32x4_t) -> uint32x4_t {
     vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(codec::F32_ABS))
 }
 
-/// How magnitudes are rounded to a narrower format.
+/// The constants for rounding magnitudes to a narrower format.
 struct Rounding {
     /// Bits of the f32 that the format does not have.
     drop: u32,
@@ -119,7 +119,7 @@ struct Rounding {
     limit: u32,
     /// The smallest normal magnitude.
     min_normal: u32,
-    /// What the exponent's term brings too much, negated.
+    /// The excess that the exponent's term brings into the sum, negated.
     offset: u32,
 }
 
@@ -337,7 +337,7 @@ impl Table {
     }
 }
 
-/// What codes decode to, as 16-bit floats.
+/// The tables that decode codes to 16-bit floats.
 struct Decoder {
     low: Table,
     high: Table,

@@ -1,4 +1,4 @@
-//! What codes are made of: the encoding and the code at which it clamps.
+//! The targets of conversions to FP8: the encoding, and the code at which results are clamped.
 
 use crate::codec::Format;
 use crate::traits::Fp8;

@@ -1,4 +1,4 @@
-//! How slices are converted: the instructions, the use of caches, the number of threads.
+//! The settings for converting slices: the instructions, the use of caches, the number of threads.
 
 use crate::slice::Path;
 

@@ -5,11 +5,13 @@ use crate::arch::{self, Path, Saturating, Scale, TILE, bytes, bytes_mut};
 use crate::{Fp8, Result, Source};
 use core::ops::Range;
 
-/// How many columns are transposed together, band after band. Their part of a row fills whole pages, and the TLB can hold the
-/// pages that they are written to, one per column of a tall matrix. Their codes in a band take 64 KiB of stack.
+/// The number of columns that are transposed together, band after band. Their part of a row fills whole pages, and the
+/// TLB can hold the pages that they are written to, one per column of a tall matrix. Their codes in a band take 64 KiB of
+/// stack.
 const WIDTH: usize = 1024;
 
-/// How many elements are converted while the row below them is prefetched. More prefetches would wait for each other.
+/// The number of elements that are converted while the row below them is prefetched. More prefetches would wait for each
+/// other.
 const PIECE: usize = 256;
 
 /// Parts of a tile with fewer rows or columns than this are copied code by code, which is faster than transposing a whole tile.

@@ -29,7 +29,7 @@ fn check(is_right: bool, message: &str) {
     }
 }
 
-/// What every function begins with.
+/// Ends the process if `FP8_STAND_IN_FAILS` names this function. Every function calls it first.
 fn enter(function: &str) {
     check(env::var("FP8_STAND_IN_FAILS").as_deref() != Ok(function), &format!("{function} was told to fail"));
 }
@@ -38,7 +38,7 @@ fn is_to_be_wrong(function: &str) -> bool {
     env::var("FP8_STAND_IN_WRONG").as_deref() == Ok(function)
 }
 
-/// What a function computed, or something else if it was told to.
+/// Returns the values that a function computed, or others if `FP8_STAND_IN_WRONG` names the function.
 fn result(function: &str, mut values: Vec<f32>) -> Vec<f32> {
     if is_to_be_wrong(function) {
         values.iter_mut().for_each(|value| *value = 1.0 - *value);

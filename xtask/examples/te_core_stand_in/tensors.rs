@@ -1,4 +1,4 @@
-//! What a tensor is made of, and its numbers.
+//! Tensors: their parameters, and loading and storing their numbers.
 
 use std::ffi::{c_int, c_void};
 use std::slice;

@@ -74,7 +74,7 @@ pub(super) struct Case<'a> {
     inputs: usize,
     mixed: bool,
     pub(super) events: Vec<Event>,
-    /// What was wrong whatever the other run says.
+    /// The failures that were found without comparing with the other run.
     pub(super) failures: Vec<String>,
     /// An error from which the device does not recover.
     pub(super) is_broken: bool,
@@ -202,7 +202,7 @@ impl<'a> Case<'a> {
         self.mixed
     }
 
-    /// Where the next input is put. All runs draw the same, also those that have nothing to mix with.
+    /// Returns the device of the next input. All runs draw the same numbers, even those that have no devices to mix.
     pub(super) fn place(&mut self) -> Device {
         self.inputs += 1;
         let (is_foreign, which) = (self.draw.once_in(40), self.draw.below(2));

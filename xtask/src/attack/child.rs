@@ -16,13 +16,13 @@ use super::outcome::{Event, difference};
 use super::{Attack, Part};
 use crate::workspace::Result;
 
-/// What a process ends with that goes no further: its device is broken.
+/// The exit code of a process that cannot continue because its device is broken.
 pub(super) const BROKEN: u8 = 3;
 
-/// Where and why the newest panic was.
+/// The message and the place of the newest panic.
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// What came of a case.
+/// The outcome of a case.
 pub(super) struct Done {
     pub(super) family: &'static str,
     pub(super) accepted: usize,

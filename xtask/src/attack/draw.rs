@@ -6,7 +6,7 @@ use fp8_kernels::{DType, Encoding};
 #[derive(Debug, Clone)]
 pub(super) struct Draw(u64);
 
-/// What the values of a tensor are like.
+/// The kind of values that a tensor is filled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     /// Small, finite, and never all the same.
@@ -26,7 +26,7 @@ const DTYPES: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::I32, DTy
 const EXTENTS: [usize; 22] =
     [0, 1, 2, 3, 4, 5, 7, 8, 13, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 97, 128, 129];
 
-/// What no memory holds, or what overflows when multiplied.
+/// Extents that are too large to allocate, or whose products overflow.
 const HUGE: [usize; 12] = [
     (1 << 31) - 1,
     1 << 31,

@@ -80,7 +80,7 @@ pub(super) struct Files {
     seed: u64,
     talks: bool,
     job: Job,
-    /// Of another job: what is mutated.
+    /// The checkpoint of another job. The attack loads mutations of it.
     checkpoint: Vec<u8>,
     parameters: Vec<u8>,
     /// This job's own, whole.

@@ -1,8 +1,8 @@
-//! What calls left, and how it is compared with what they left on the CPU.
+//! The results of calls, and their comparison with the results of the same calls on the CPU.
 
 use fp8_kernels::DType;
 
-/// How close results have to be: `|a − b| ≤ atol + rtol · max(|a|, |b|)`.
+/// The tolerance within which results must agree: `|a − b| ≤ atol + rtol · max(|a|, |b|)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tolerance {
     pub(super) rtol: f64,
@@ -10,7 +10,7 @@ pub(super) struct Tolerance {
 }
 
 impl Tolerance {
-    /// Of one rounding to `dtype`, and sums that may be off by `atol`.
+    /// Returns the tolerance for sums that may be off by `atol` and are rounded once to `dtype`.
     pub(super) fn of(dtype: DType, atol: f64) -> Self {
         let (rtol, least) = match dtype {
             DType::BF16 => (1.6e-2, 1e-5),
@@ -21,7 +21,7 @@ impl Tolerance {
     }
 }
 
-/// What a call left.
+/// A result of a call. The variant says how it is compared.
 #[derive(Debug)]
 pub(super) enum Output {
     /// Equal bits; NaN is NaN.

@@ -1,11 +1,11 @@
-//! What came of an attack: calls by family, and failures with the command that repeats each.
+//! The counts of an attack: calls by family, and failures with the command that repeats each.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::Part;
 
-/// How many failures of one kind are shown.
+/// The number of failures of one kind that are shown.
 const SHOWN: usize = 3;
 
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub(super) struct Failure {
     pub(super) number: u64,
     pub(super) family: String,
     pub(super) what: String,
-    /// What the process said last.
+    /// The end of the process's standard error, where it explains the failure.
     pub(super) detail: String,
 }
 
@@ -28,7 +28,7 @@ impl Failure {
         format!("cargo xtask attack --only {}{device} --seed {seed} --at {number}", part.name())
     }
 
-    /// What failures of one kind have in common: the text without its numbers.
+    /// Returns the text that failures of one kind share: device, family, and the message without its numbers.
     fn kind(&self) -> String {
         let mut kind = String::new();
         let first = self.what.lines().next().unwrap_or_default();

@@ -12,9 +12,10 @@ use super::tally::{Failure, Tally};
 use super::{Part, child};
 use crate::workspace::Result;
 
-/// What a process may allocate, in KiB. Valid requests beyond it are refused, not served until the machine breaks down.
+/// The memory that a process may allocate, in KiB. Valid requests beyond it are refused instead of exhausting the
+/// machine.
 const MEMORY: u64 = 3 << 20;
-/// How much of a process's last words is shown.
+/// The number of bytes shown from the end of a process's standard error.
 const LAST_WORDS: usize = 1500;
 
 /// Cases of one part on one device, for one process at a time.
@@ -28,7 +29,7 @@ pub(super) struct Range {
     /// Whether the process tells what it does.
     pub(super) talks: bool,
     pub(super) deadline: Option<Instant>,
-    /// How long a case may take.
+    /// The time limit for a case.
     pub(super) limit: Duration,
     /// With NVIDIA's libraries, where the simulated device stands for a GPU.
     pub(super) libraries: Option<PathBuf>,
@@ -113,7 +114,7 @@ impl Range {
     }
 }
 
-/// Where a process was when it ended.
+/// The case that a process was running when it ended, if any.
 enum Begun {
     Nothing,
     /// A case of a family.

@@ -8,7 +8,7 @@ use xshell::{Shell, cmd};
 use crate::python;
 use crate::workspace::Result;
 
-/// What the scripts import, which are also the names of the packages.
+/// The modules that the scripts import. Each package has the name of its module.
 const MODULES: [&str; 4] = ["torch", "numpy", "ml_dtypes", "safetensors"];
 
 /// Returns an interpreter that has all [`MODULES`], in an environment of its own in `folder`.

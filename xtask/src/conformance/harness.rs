@@ -1,8 +1,8 @@
-//! What the suite prints, read: `test NAME ... ok` and the like, and the simulated device's own last line.
+//! Reads the output of the suite: `test NAME ... ok` and the like, and the line that the simulated device prints last.
 
 use std::fmt;
 
-/// What the simulated device found by the end of a process.
+/// The numbers of reports and leaks that the simulated device has counted by the end of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Found {
     reports: usize,

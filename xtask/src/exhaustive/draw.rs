@@ -1,9 +1,9 @@
-//! Which patterns of a chunk are quantized with which scales, and with which stores.
+//! Draws the patterns of a chunk that are quantized with each scale, and the kind of stores.
 //!
-//! All patterns have the first scale. Of each row of 16 neighbours each other scale has one, whose place in the row is a
-//! hash: so every sign, exponent and leading part of a significand is there, and over all rows each value of the last four
-//! bits as well. A chunk's first and last row are taken whole: with powers of two as scales, all ties are the first pattern
-//! of a chunk, and what is beside them lies in those two rows. Stores go by another hash.
+//! The first scale quantizes all patterns. Every other scale quantizes one pattern of each row of 16 neighbours, at a
+//! place that a hash chooses. So it meets every sign, exponent and leading part of a significand, and over all rows also
+//! each value of the last four bits. A chunk's first and last row are quantized whole: with powers of two as scales,
+//! every tie is the first pattern of a chunk, and its neighbours are in those two rows. Another hash chooses the stores.
 
 /// Neighbours of which a scale has one.
 pub(super) const ROW: usize = 16;
@@ -15,7 +15,8 @@ fn mixed(x: u32) -> u32 {
     x ^ (x >> 15)
 }
 
-/// What scale `scale` has of the chunk `all`, whose first pattern is `first`, in order and none twice; `drawn` is replaced.
+/// Replaces `drawn` by the patterns of the chunk `all` that scale number `scale` quantizes, in order and without
+/// repetition. `first` is the first pattern of the chunk.
 pub(super) fn draw<X: Copy>(first: u32, all: &[X], scale: usize, drawn: &mut Vec<X>) {
     drawn.clear();
     let (rows, last) = all.as_chunks::<ROW>();
@@ -80,7 +81,8 @@ mod tests {
         (exist, drawn)
     }
 
-    /// Of some chunks all over f32: products that are rounded away from 0 and towards it, by plain and by streaming stores.
+    /// Counts products that are rounded towards 0 and away from it, for plain and for streaming stores, in some chunks
+    /// from all over f32.
     fn rounded<T: Fp8>(scale: usize) -> [[usize; 2]; 2] {
         let mut counts = [[0; 2]; 2];
         for first in (0..1 << 16).step_by(244).map(|chunk| chunk << 16) {

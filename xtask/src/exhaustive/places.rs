@@ -12,7 +12,7 @@ use std::time::Duration;
 const LONGEST: usize = 257;
 /// Places in a line.
 const PLACES: usize = 64;
-/// Where the results are, with as much before and after the longest as it can be moved.
+/// The length of a destination: the longest slice, and room on both sides of every place to which it is moved.
 const ROOM: usize = LONGEST + 2 * PLACES;
 const SCALE: f32 = 0.7;
 

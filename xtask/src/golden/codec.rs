@@ -49,7 +49,7 @@ enum Format {
     E5m2,
 }
 
-/// What a file holds, by its name.
+/// The content of a file, according to its name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Content {
     Decode(Format, Float),

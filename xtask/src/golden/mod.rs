@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What became of the cases; failures are printed as they come.
+/// The counts of the cases by outcome. Failures are printed as they occur.
 #[derive(Debug, Default)]
 struct Tally {
     passed: usize,

@@ -186,7 +186,7 @@ impl Sample {
     }
 }
 
-/// What is wrong with a tensor computed in high precision, if anything.
+/// Describes what is wrong with a tensor computed in high precision; `None` if nothing is.
 pub(super) fn judge_high_precision(name: &str, expected: &[f32], actual: &[f32]) -> Option<String> {
     if expected.len() != actual.len() {
         return Some(format!("{name}: {} values, expected {}", actual.len(), expected.len()));
@@ -206,7 +206,7 @@ pub(super) fn judge_high_precision(name: &str, expected: &[f32], actual: &[f32])
     ))
 }
 
-/// What is wrong with a tensor computed in FP8 whose relative RMS error is `relative_rms`, if anything.
+/// Describes what is wrong with a tensor computed in FP8 with this relative RMS error; `None` if nothing is.
 pub(super) fn judge(
     layer: Kind,
     activation: Option<Activation>,

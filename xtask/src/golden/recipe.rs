@@ -213,7 +213,7 @@ impl Trace {
         self.slots.iter().map(|stream| SlotName::new(stream, role)).collect()
     }
 
-    /// What tells this trace from others of its file.
+    /// Returns the settings that distinguish this trace from the others of its file.
     pub(super) fn name(&self) -> String {
         let Self { format, amax_history_len, amax_compute_algo, margin, policy, interval, .. } = self;
         format!(

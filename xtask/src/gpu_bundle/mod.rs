@@ -24,10 +24,10 @@ use xshell::cmd;
 use crate::artifact::{self, Built};
 use crate::workspace::{self, Result, Workspace, root, shell};
 
-/// What the folder may weigh.
+/// The largest size of the folder, in bytes.
 const LIMIT: u64 = 40 << 20;
 const PROFILE: &str = "bundle";
-/// Where the folder says what is in it.
+/// The name of the file that lists the contents of the folder.
 const MANIFEST: &str = "MANIFEST";
 const TEXTS: [(&str, &str); 6] = [
     ("run.sh", include_str!("run.sh")),
@@ -46,7 +46,7 @@ pub(crate) struct Program {
     pub(crate) target: &'static str,
     /// By which `run.sh` calls it.
     name: &'static str,
-    /// Which of a suite's tests hardware can run: all that this filter leaves, if there is one.
+    /// The filter that selects the tests of a suite that hardware can run; `None` if it can run all of them.
     pub(crate) on_hardware: Option<&'static str>,
 }
 

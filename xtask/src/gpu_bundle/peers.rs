@@ -1,6 +1,6 @@
-//! What of the peers' scripts needs no GPU: that each case runs, on the CPU and in a small size, under a name that a case of
-//! `gpu_bench` has. Transformer Engine's core library is stood in for by one that computes in the CPU's memory
-//! (`examples/te_core_stand_in`).
+//! A dry run of the peers' scripts, which needs no GPU: each case runs on the CPU, in a small size, and has the name of a
+//! case of `gpu_bench`. A stand-in that computes in the CPU's memory (`examples/te_core_stand_in`) replaces Transformer
+//! Engine's core library.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ impl Programs {
         })
     }
 
-    /// What a script prints.
+    /// Runs a script and returns its standard output.
     fn script(&self, python: &Path, words: &[&str], environment: &[(&str, &str)]) -> Result<String> {
         let mut command = Command::new(python);
         // -B: no __pycache__ beside the sources.
@@ -124,7 +124,7 @@ impl Programs {
     }
 }
 
-/// What a program says, if it ends well.
+/// Runs a program and returns its standard output, or an error if the program fails.
 fn finish(mut command: Command) -> Result<String> {
     let Output { status, stdout, stderr } =
         command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;

@@ -1,4 +1,4 @@
-//! Which mutants are run: all, or as many as time allows.
+//! Draws the mutants that are run: all, or as many as time allows.
 
 use std::collections::HashMap;
 

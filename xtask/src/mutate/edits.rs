@@ -15,11 +15,11 @@ pub(crate) struct Mutant {
     /// The stem of the kernel file.
     pub(crate) file: String,
     pub(crate) kernel: String,
-    /// What was done: `delete`, `compare`, …
+    /// The kind of change: `delete`, `compare`, …
     pub(crate) kind: &'static str,
     /// The instruction with its registers unnumbered, so that it outlives changes elsewhere.
     pub(crate) instruction: String,
-    /// Which one of those that are spelled alike in this kernel, from 1.
+    /// The number of this mutant, from 1, among those of its kind whose instruction is spelled alike in this kernel.
     pub(crate) ordinal: usize,
     range: Range<usize>,
     replacement: String,
@@ -51,7 +51,7 @@ impl Mutant {
         format!("{before}trap; {after}")
     }
 
-    /// What the edit put there.
+    /// Returns the text that replaces the instruction, or `nothing` if the instruction is deleted.
     pub(crate) fn replacement(&self) -> &str {
         if self.replacement.is_empty() { "nothing" } else { &self.replacement }
     }

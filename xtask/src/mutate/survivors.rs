@@ -16,10 +16,10 @@ pub(crate) const UNREACHED: &str = "unreached";
 
 const FILE: &str = "fp8-kernels/tests/mutants.txt";
 
-/// How a line is spelled.
+/// The format of a line.
 const FORMAT: &str = "FILE KERNEL[,KERNEL…] KIND ORDINAL `INSTRUCTION` REASON, or xCOUNT for ORDINAL";
 
-/// How the reason begins where no input tells the mutant from the kernel.
+/// The start of the reason for a mutant that no input can tell from the kernel.
 const EQUAL: &str = "= ";
 
 /// Why a mutant need not be killed.
@@ -27,9 +27,9 @@ const EQUAL: &str = "= ";
 pub(crate) struct Reason {
     /// Whether it is the kernel, spelled in another way.
     pub(crate) is_equal: bool,
-    /// How many mutants a line for all that are spelled alike stands for.
+    /// The number of mutants that the line covers, if it is for all that are spelled alike.
     pub(crate) count: Option<usize>,
-    /// Of the line, from 1.
+    /// The number of the line in the list, from 1.
     pub(crate) number: usize,
     text: String,
 }
@@ -90,7 +90,7 @@ pub(super) fn parse(text: &str) -> Result<Known> {
     Ok(known)
 }
 
-/// Which mutants of its kernels a line stands for.
+/// The mutants of its kernels that a line covers.
 enum Which {
     /// The one with this ordinal.
     One(usize),

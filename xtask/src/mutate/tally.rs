@@ -1,4 +1,4 @@
-//! What came of the mutants, and whether that is good enough.
+//! Counts the mutants by outcome, and decides whether enough of them were killed.
 
 use super::edits::Mutant;
 use super::survivors::Known;
@@ -10,7 +10,7 @@ use crate::workspace::Result;
 const BAR: usize = 95;
 const ENOUGH: usize = 40;
 
-/// What came of the mutants that were drawn.
+/// The counts of the drawn mutants by outcome.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     killed: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Tally {
     /// New and undecided ones, those unreached in kernels that are not on the list, lines of the list without a mutant,
     /// cases that fail without a mutation.
     pub(super) problems: usize,
-    /// Of all mutants together.
+    /// The time that all mutants took together.
     pub(super) seconds: f64,
 }
 

@@ -36,7 +36,7 @@ pub(super) enum Verdict {
 /// The suite's program and what is known of it.
 pub(super) struct Suite {
     program: PathBuf,
-    /// Of all cases on the simulated device.
+    /// The names of all cases on the simulated device.
     names: Vec<String>,
     /// Whether a case passes without a mutation, as far as that was tried.
     sound: Mutex<HashMap<String, bool>>,
@@ -100,11 +100,11 @@ impl Case {
     }
 }
 
-/// How a row of cases ended.
+/// The outcome of running a list of cases in order.
 #[derive(Debug, PartialEq)]
 enum End {
     Passed,
-    /// Where it is known, at this case.
+    /// This case failed; `None` if it is not known which one did.
     Failed(Option<String>),
     /// Stopped, as patience was at its end.
     Late,
@@ -194,12 +194,12 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// What made verdicts doubtful.
+    /// Returns the problems that make verdicts doubtful.
     pub(super) fn problems(&self) -> Vec<String> {
         lock(&self.problems).clone()
     }
 
-    /// What the cases make of a mutant.
+    /// Runs the cases on a mutant and returns the verdict.
     pub(super) fn verdict(&self, mutant: &Mutant, patience: Duration) -> Result<Verdict> {
         Ok(match self.end(&mutant.kernel, &mutant.apply(&self.ptx), patience)? {
             End::Failed(_) => Verdict::Killed,
@@ -211,7 +211,7 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// How the cases end with this PTX, a mutation of that kernel.
+    /// Runs the cases that may launch `kernel` on `ptx`, in which that kernel is mutated, and returns the outcome.
     fn end(&self, kernel: &str, ptx: &str, patience: Duration) -> Result<End> {
         let folder = self.folder(ptx)?;
         loop {
@@ -319,7 +319,7 @@ fn passed_over(name: &str) -> String {
     format!("{name} fails without a mutation: it is passed over")
 }
 
-/// How a failed case's line ends.
+/// The end of the line of a failed case.
 const FAILED: &str = " ... FAILED\n";
 
 /// Whether a case ended with this line.

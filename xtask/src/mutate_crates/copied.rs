@@ -16,7 +16,7 @@ const MEMBERS: &str = "members = [";
 const WITHOUT: [&str; 5] = ["xtask", "fuzz", ".github", "fp8-format/bench-codec", "fp8-nn/bench-peers"];
 
 pub(super) struct Copied {
-    /// Of the copy, of what cargo builds of it, and of the results.
+    /// The folder of the copy, of cargo's build of it, and of the results.
     folder: PathBuf,
 }
 
@@ -52,7 +52,7 @@ impl Copied {
         self.folder.join("workspace")
     }
 
-    /// Where the results of a crate are kept.
+    /// Returns the path of the file with a crate's results.
     pub(super) fn results(&self, package: &str) -> PathBuf {
         self.folder.join(format!("{package}.json"))
     }
@@ -118,7 +118,7 @@ impl Copied {
         Ok(Ok(programs))
     }
 
-    /// What starts a program of the suite.
+    /// Returns the command that starts a program of the suite.
     pub(super) fn command(&self, program: &Path, suite: &Suite) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.folder().join(suite.package)).args(suite.arguments);

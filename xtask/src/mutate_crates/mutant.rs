@@ -18,7 +18,7 @@ pub(super) struct Mutant {
     pub(super) file: String,
     /// The first line of the change, from 1 on.
     pub(super) line: usize,
-    /// How the list of survivors names it, along with all that are spelled alike.
+    /// The name of the mutant in the list of survivors, which all mutants that are spelled alike share.
     key: String,
     /// Tells it from others with this key: 1 for the first in its file.
     ordinal: usize,
@@ -48,7 +48,7 @@ impl Mutant {
     }
 }
 
-/// What `cargo mutants --list --json` prints of a mutant.
+/// A mutant, as `cargo mutants --list --json` prints it.
 #[derive(Deserialize)]
 struct Listed {
     name: String,

@@ -1,7 +1,7 @@
-//! What became of the mutants of a crate, kept in a file, so that a run that was stopped goes on.
+//! The verdicts on the mutants of a crate, kept in a file to continue a run that was stopped.
 //!
-//! A result holds as long as what it depends on is the same: the crate's sources, and of the tests the file whose test failed
-//! or, where none did, all.
+//! A result is valid while its inputs are unchanged: the crate's sources, and either the file whose test failed or, if no
+//! test failed, all tests.
 
 use std::collections::BTreeMap;
 use std::fs;

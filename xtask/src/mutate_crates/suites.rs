@@ -1,4 +1,4 @@
-//! Which tests judge the mutants of a crate, and in which order.
+//! The tests that judge the mutants of each crate, in the order in which they run.
 
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ const LONGER: (Duration, u32) = (Duration::from_secs(15), 2);
 /// No program takes so long.
 const FOR_EVER: Duration = Duration::from_secs(30 * 60);
 
-/// How the test harness says that a test failed.
+/// The end of the line by which the test harness reports a failed test.
 const FAILED: &str = " ... FAILED";
 
 pub(super) struct Trial<'a> {

@@ -1,5 +1,5 @@
-//! What compiles and runs programs for AArch64: the standard library from rustup; linker, C library and emulator from Debian's
-//! archive.
+//! The tools that compile and run programs for AArch64: the standard library comes from rustup; the linker, the C library
+//! and the emulator come from Debian's archive.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::workspace::Result;
 
 pub(super) const LINKER: &str = "aarch64-linux-gnu-gcc";
 pub(super) const EMULATOR: &str = "qemu-aarch64";
-/// Where the libraries of AArch64 are.
+/// The folder with the libraries of AArch64.
 pub(super) const SYSROOT: &str = "/usr/aarch64-linux-gnu";
 
 /// Installs what is missing.

@@ -52,7 +52,7 @@ pub(crate) struct Nvrtc {
     error_string: ErrorString,
 }
 
-/// What a compilation left: PTX unless it failed, and the compiler's words.
+/// The result of a compilation: the PTX, unless it failed, and the compiler's messages.
 pub(crate) struct Compiled {
     pub(crate) ptx: Option<String>,
     pub(crate) log: String,
@@ -184,7 +184,7 @@ fn asked() -> Option<PathBuf> {
         .find(|folder| folder.join(LIBRARY).is_file() && folder.join(BUILTINS).is_file())
 }
 
-/// Where a fetched library lies.
+/// Returns the folder in which a fetched library is kept.
 fn kept(sh: &Shell) -> Result<PathBuf> {
     Ok(Workspace::read(sh)?.target_directory.join("nvrtc").join(VERSION))
 }

@@ -1,9 +1,9 @@
-//! What the assembler says about each kernel, and what it complains about.
+//! Reads the assembler's report about each kernel, and its complaints.
 //!
-//! Compiled with `-v`, so that one log holds both: the lines of its report are known, and every other line is a
-//! complaint (spills, local memory, doubles, warnings of the compiler).
+//! Kernels are compiled with `-v`, so that one log holds both: the lines of the report are known, and every other line is
+//! a complaint (spills, local memory, doubles, warnings of the compiler).
 
-/// What one kernel needs on one architecture.
+/// The resources that one kernel needs on one architecture.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Resources {
     pub(crate) kernel: String,

@@ -11,7 +11,7 @@ pub(crate) struct Statement<'a> {
     pub(crate) kernel: &'a str,
     /// Without label and semicolon.
     pub(crate) text: &'a str,
-    /// Where `text` lies, in bytes.
+    /// The position of `text` in the PTX, in bytes.
     pub(crate) range: Range<usize>,
 }
 

@@ -23,7 +23,7 @@ const RACE: (&str, usize) = (PROMPTS[1], 128);
 /// Turns of the race.
 const TURNS: usize = 3;
 
-/// What transformers computed: losses of each token, and greedy continuations with their prompts.
+/// The results of transformers: the loss of each token, and greedy continuations with their prompts.
 pub(super) struct Expected {
     nll: Vec<f32>,
     nll_bf16: Vec<f32>,
@@ -76,7 +76,7 @@ struct Scheme {
     weights: f64,
     /// And with FP8 inputs.
     inputs: f64,
-    /// How far the perplexity with FP8 inputs may be above that of f32.
+    /// The largest allowed increase of the perplexity with FP8 inputs over that of f32, as a fraction.
     with_inputs: f64,
 }
 
@@ -92,7 +92,7 @@ const SCHEMES: [Scheme; 3] = [
     },
 ];
 
-/// What `fp8 eval --json` prints.
+/// The output of `fp8 eval --json`.
 #[derive(Deserialize)]
 struct Evaluation {
     perplexity: f64,
@@ -101,7 +101,7 @@ struct Evaluation {
     peak_memory_bytes: Option<u64>,
 }
 
-/// What `fp8 generate --json` and the script print.
+/// The output of `fp8 generate --json` and of the script.
 #[derive(Deserialize)]
 struct Generation {
     tokens: Vec<i64>,

@@ -15,7 +15,7 @@ pub(super) struct Row {
     pub(super) speed: Option<f64>,
     /// The largest memory, in bytes.
     pub(super) memory: Option<u64>,
-    /// What it is compared with.
+    /// The values with which the row is compared, and how it compares.
     pub(super) note: String,
     /// Whether the bar is met; `None` if there is none.
     pub(super) passed: Option<bool>,

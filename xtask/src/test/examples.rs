@@ -13,7 +13,7 @@ use crate::workspace::Result;
 /// An example that needs more than this is no longer something to try out.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the build left.
+/// The files that the build produced.
 #[derive(Default)]
 pub(crate) struct Examples {
     /// Names and programs, sorted by name.

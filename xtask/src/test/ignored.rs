@@ -63,7 +63,7 @@ fn reasons(root: &Path) -> Result<BTreeMap<String, String>> {
     Ok(reasons)
 }
 
-/// How the attribute begins, spelled so that nobody takes it for one here.
+/// The start of the attribute, spelled so that this line is not mistaken for one.
 const ATTRIBUTE: &str = concat!("#[", "ignore = \"");
 
 fn collect(source: &str, reasons: &mut BTreeMap<String, String>) {

@@ -1,4 +1,5 @@
-//! What crates.io would take: every published crate packs, and its sources include no file that its package lacks.
+//! Checks that crates.io would accept the packages: every published crate packs, and its sources include no file that its
+//! package lacks.
 //!
 //! CI's `cargo package` also builds the libraries from their packages, which takes minutes. It cannot see examples.
 
@@ -9,7 +10,7 @@ use xshell::{Shell, cmd};
 
 use crate::workspace::{Result, Workspace};
 
-/// What includes a file by a path beside the source.
+/// The starts of macro calls that include a file by a path relative to the source.
 const INCLUDES: [&str; 3] = ["include_str!(\"", "include_bytes!(\"", "include!(\""];
 /// The item below it is compiled by doc tests alone, in the repository.
 const DOCTEST: &str = "#[cfg(doctest)]";

@@ -20,7 +20,7 @@ const MODEL: &str =
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-3;
 const LIMIT: Duration = Duration::from_secs(300);
-/// What the simulated GPU calls itself.
+/// The name that the simulated GPU reports.
 const NAME: &str = "PTX interpreter";
 
 /// Runs it all with the programs that are there already.
@@ -58,7 +58,7 @@ pub(crate) fn run(examples: &Examples) -> Result<String> {
     Ok(format!("losses at most {distance:.0e} from the CPU's"))
 }
 
-/// What a program said, if it ended well.
+/// Runs a program and returns its output, or an error if it fails or takes too long.
 fn finish(command: Command) -> Result<String> {
     let what = format!("{command:?}");
     let finished = process::watch(command, LIMIT, |_| false)?;
@@ -69,7 +69,7 @@ fn finish(command: Command) -> Result<String> {
     }
 }
 
-/// What a report says of a training.
+/// The part of a training's report that is compared.
 #[derive(Debug, Clone)]
 struct Training {
     device: String,
@@ -88,7 +88,7 @@ impl Training {
     }
 }
 
-/// Of `run,step,loss,…` below a line with these names.
+/// Returns the losses of a table with the columns `run,step,loss,…`, whose first line names them.
 fn losses(csv: &str) -> Result<Vec<(String, String)>> {
     let mut lines = csv.lines();
     if !lines.next().is_some_and(|names| names.starts_with("run,step,loss,")) {

@@ -48,7 +48,7 @@ const PRIVATE_TEXT: [&str; 6] = [
     "file's head",
 ];
 
-/// What is missing from the docs of one crate.
+/// The gaps in the docs of one crate.
 #[derive(Debug, Default, PartialEq)]
 struct Gaps {
     examples: Vec<String>,
@@ -201,7 +201,7 @@ fn defaults(item: &Item) -> Vec<String> {
     found
 }
 
-/// What follows `start` at the beginning of a sentence.
+/// Returns the text after `start`, if a sentence begins with `start`.
 fn sentence<'a>(docs: &'a str, start: &str) -> Option<&'a str> {
     let mut from = 0;
     while let Some(at) = docs[from..].find(start).map(|at| from + at) {

@@ -18,7 +18,7 @@ const CRATES: [&str; 5] = ["fp8-format", "fp8-kernels", "fp8-recipe", "fp8-dist"
 /// So many letters tell one text from others.
 const LETTERS: usize = 8;
 
-/// What the sources of a crate say, and where.
+/// The error variants and the string literals in the sources of a crate.
 #[derive(Debug, Default, PartialEq)]
 struct Source {
     variants: Vec<Variant>,
@@ -101,7 +101,7 @@ impl Source {
     }
 }
 
-/// How many tokens the attribute has that begins here.
+/// Returns the number of tokens of the attribute that begins here.
 fn attribute(tokens: &[Token]) -> Option<usize> {
     let open = match tokens {
         [hash, open, ..] if hash.is('#') && open.is('[') => 1,
@@ -111,7 +111,7 @@ fn attribute(tokens: &[Token]) -> Option<usize> {
     balanced(&tokens[open..], ['[', ']']).map(|length| open + length)
 }
 
-/// How many tokens there are to the end of the first pair of marks.
+/// Returns the number of tokens up to the end of the first pair of marks.
 fn balanced(tokens: &[Token], [open, close]: [char; 2]) -> Option<usize> {
     let mut depth = 0;
     for (index, token) in tokens.iter().enumerate() {
@@ -127,7 +127,7 @@ fn balanced(tokens: &[Token], [open, close]: [char; 2]) -> Option<usize> {
     None
 }
 
-/// How many tokens an item with a body has.
+/// Returns the number of tokens of an item that ends with a body or a semicolon.
 fn block(tokens: &[Token]) -> Option<usize> {
     let open = tokens.iter().position(|token| token.is('{') || token.is(';'))?;
     if tokens[open].is(';') { Some(open + 1) } else { balanced(tokens, ['{', '}']) }
@@ -235,7 +235,7 @@ fn fits(text: &str, parts: &[String]) -> bool {
     rest.len() > last.len() && rest.ends_with(last.as_str())
 }
 
-/// What a format has between its placeholders; `{{` and `}}` are single braces.
+/// Returns the pieces of a format between its placeholders; `{{` and `}}` are single braces.
 fn parts(format: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = format.chars().peekable();

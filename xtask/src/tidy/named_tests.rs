@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::workspace::Result;
 
 const HEADING: &str = "## Transformer Engine here";
-/// Where `file::test` is, unless the README says otherwise.
+/// The folder of the file in `file::test`.
 const FOLDER: &str = "fp8-nn/tests/suite";
 
 /// Returns an error for each test that the table names and the suite does not have.

@@ -57,7 +57,7 @@ pub(super) fn fill<D: Source>(
     }
 }
 
-/// How a code becomes the upper half of an f32, a bf16 or an f16.
+/// The constants for decoding a code to the upper half of an f32, to a bf16 or to an f16.
 struct Rule<T, D>(core::marker::PhantomData<(T, D)>);
 
 impl<T: Target, D: Source> Rule<T, D> {
@@ -65,14 +65,14 @@ impl<T: Target, D: Source> Rule<T, D> {
     const MAN_BIAS: [u32; 2] = if let Kind::F16 = D::KIND { [10, 15] } else { [7, 127] };
     /// Bits by which the code is shifted up.
     const SHIFT: u32 = Self::MAN_BIAS[0] - T::FORMAT.man;
-    /// What the float's upper byte has more.
+    /// The difference of the exponent biases of float and code, in place in the float's upper byte.
     const ADDEND: u8 =
         codec::low_half((Self::MAN_BIAS[1] - T::FORMAT.bias) << Self::MAN_BIAS[0]).to_le_bytes()[1];
     /// The upper byte of infinity.
     const INFINITY: u8 = if let Kind::F16 = D::KIND { 0x7C } else { 0x7F };
 
-    /// Of the first 16 magnitudes, the subnormal ones among them: the bits of the lower and of the upper byte in which
-    /// shift and addend give another float than the right one.
+    /// Masks for the lower and the upper bytes of the first 16 magnitudes, which include the subnormal ones. They mark
+    /// the bits in which the result of shift and addend differs from the right float.
     const WRONG: [[u8; 16]; 2] = {
         let mut wrong = [[0; 16]; 2];
         let mut code = 0_usize;
@@ -99,7 +99,7 @@ fn bytes(x: u8) -> __m256i {
     _mm256_set1_epi8(x.cast_signed())
 }
 
-/// What `table` has for magnitudes below 16, and 0 for others.
+/// Returns the entries of `table` for magnitudes below 16, and 0 for others.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn look_up(table: &[u8; 16], magnitudes: __m256i) -> __m256i {

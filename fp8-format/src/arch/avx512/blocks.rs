@@ -207,7 +207,8 @@ fn are_exponents(scales: &[f32]) -> bool {
     wrong == 0
 }
 
-/// What a power of two adds to the words of two bf16.
+/// Returns, in each half of the result, the number that multiplies a bf16 by this power of two when it is added to its
+/// bits.
 #[inline(always)]
 fn addend(scale: f32) -> u32 {
     let word = (scale.to_bits() >> 16).wrapping_sub(127 << 7) & 0xFFFF;

@@ -15,7 +15,7 @@ struct Tables<T>(core::marker::PhantomData<T>);
 impl<T: Target> Tables<T> {
     /// Binades that have subnormal codes: the lowest has half the smallest one.
     const BELOW: u8 = T::FORMAT.man.to_le_bytes()[0] + 1;
-    /// Of normal codes: rounded significands, less what [`Self::BELOW`] binades add.
+    /// The table for normal codes: rounded significands without their leading bit, less what [`Self::BELOW`] binades add.
     const NORMAL: [u8; 128] =
         rounded(7 - T::FORMAT.man, (1 << T::FORMAT.man) + ((Self::BELOW as u32) << T::FORMAT.man));
     /// Codes of the binade of half the smallest code, of the next, and so on.
@@ -94,7 +94,7 @@ pub(super) fn encode_exponents<T: Target, const CLAMPS: bool>(
     _mm512_ternarylogic_epi32::<0xF8>(code, high, bytes(0x80))
 }
 
-/// Where the lower bytes of words go whose upper bytes have this order.
+/// Returns the order of the lower bytes of words, from that of their upper bytes.
 const fn lower(mut order: [u8; BLOCK]) -> [u8; BLOCK] {
     let mut i = 0;
     while i < BLOCK {

@@ -21,7 +21,7 @@ pub(crate) struct Products {
 }
 
 impl Products {
-    /// Of E4M3; E5M2 has a bit less.
+    /// The number of tables for E4M3. E5M2, whose significand has one bit less, needs one table less.
     const MOST: usize = 6;
     /// Scales between these powers of two leave the subnormal numbers of bf16 far below and infinity far above.
     const EXPONENTS: core::ops::Range<i32> = -100..100;

@@ -2,7 +2,7 @@
 
 use crate::codec::Format;
 
-/// How magnitudes of a 16-bit encoding become codes, in lanes of 16 bits.
+/// The constants that round magnitudes of a 16-bit encoding to codes, in lanes of 16 bits.
 pub(crate) struct Rounding {
     /// Significand bits too many.
     pub(crate) shift: u32,

@@ -119,7 +119,8 @@ fn ordinary<S: Source, T: Target, const N: usize, const V: usize, const POWERS: 
     steps.len()
 }
 
-/// What the halves of a vector are multiplied by: scales, and as powers of two the bases of [`encode_exponents`].
+/// The factors for the two halves of a vector: as scales, and as the bases of [`encode_exponents`] where they are powers
+/// of two.
 #[derive(Clone, Copy)]
 pub(super) struct Multiplier {
     low: __m512,

@@ -98,7 +98,7 @@ fn encode_row<S: Source, T: Target, const POWERS: bool>(
     }
 }
 
-/// What [`raised`] begins with.
+/// Returns the initial lanes for [`raised`]: magnitudes of 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn no_lanes<S: Source>() -> __m512i {

@@ -5,7 +5,7 @@ use crate::arch::{self, Path, Saturating, bytes};
 use crate::slice::{Codec, expect_matrix};
 use crate::{Blocks, E8M0, Fp8, Result, Source};
 
-/// How many E8M0 scales are widened together.
+/// The number of E8M0 scales that are widened together.
 const GROUP: usize = 512;
 
 /// Rows that blocks divide are taken together, up to about so many elements.

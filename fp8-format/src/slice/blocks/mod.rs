@@ -20,7 +20,7 @@ use crate::arch::Path;
 use crate::{Blocks, Error, Result};
 use scales::Scales;
 
-/// What all parts of a call share.
+/// The settings that all parts of a call share.
 #[derive(Clone, Copy)]
 struct Job {
     path: Path,
@@ -29,7 +29,7 @@ struct Job {
     blocks: Blocks,
 }
 
-/// Where the results of one direction go: a matrix of codes and its scales.
+/// The destination of the results of one direction: a matrix of codes and its scales.
 struct Out<'a> {
     codes: &'a mut [u8],
     scales: Scales<'a>,
@@ -45,7 +45,7 @@ impl<'a> Out<'a> {
     }
 }
 
-/// How many scales a matrix has that is known to be in memory.
+/// Returns the number of scales of a matrix that is known to be in memory.
 fn count(blocks: Blocks, rows: usize, cols: usize) -> usize {
     let [height, width] = blocks.grid(rows, cols);
     height.saturating_mul(width)

@@ -6,7 +6,8 @@ use crate::arch::bytes_mut;
 use crate::slice::{Codec, expect_matrix};
 use crate::{Blocks, E8M0, Error, Fp8, Result, Source};
 
-/// Where [`Codec::quantize_blocks`] stores its results. A matrix of scales has the size that [`Blocks::grid`] returns.
+/// The slices in which [`Codec::quantize_blocks`] stores its results. A matrix of scales has the size that
+/// [`Blocks::grid`] returns.
 ///
 /// ```
 /// use fp8_format::slice::{self, BlockOutput, BlockScaling};
@@ -40,7 +41,8 @@ impl<'a, T> BlockOutput<'a, T> {
     }
 }
 
-/// Where [`Codec::quantize_mx`] stores its results. A matrix of scales has the size that [`Blocks::grid`] returns for `Mx32`.
+/// The slices in which [`Codec::quantize_mx`] stores its results. A matrix of scales has the size that [`Blocks::grid`]
+/// returns for `Mx32`.
 ///
 /// ```
 /// use fp8_format::slice::{self, MxOutput, MxRounding};

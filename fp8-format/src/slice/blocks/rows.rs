@@ -140,9 +140,9 @@ fn tiles<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: 
 /// Codes that wait until they make up whole lines of their destination.
 struct Lines {
     codes: [u8; GROUP + Self::LINE],
-    /// How many wait.
+    /// The number of codes that wait.
     held: usize,
-    /// Where they belong.
+    /// The index of the first of them in the destination.
     at: usize,
     /// Elements in front of the destination's first line.
     head: usize,

@@ -6,7 +6,7 @@ use crate::traits::Kind;
 use crate::{Blocks, E8M0, Encoding, Source};
 use half::bf16;
 
-/// How the f32 scales of rows and blocks are computed, by Transformer Engine's rules.
+/// The parameters for computing the f32 scales of rows and blocks by Transformer Engine's rules.
 ///
 /// With `max` the largest finite value of the codes, in f32 arithmetic:
 ///
@@ -29,7 +29,7 @@ use half::bf16;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockScaling {
-    /// Which elements share a scale: `Row`, `B1x128` or `B128x128`. Default: `B1x128`.
+    /// The shape of the blocks whose elements share a scale: `Row`, `B1x128` or `B128x128`. Default: `B1x128`.
     pub blocks: Blocks,
     /// Whether scales are rounded down to powers of two. Default: `true`. [`new`](Self::new) sets it to `false` for `Row`.
     pub power_2_scales: bool,
@@ -72,7 +72,7 @@ impl BlockScaling {
     }
 }
 
-/// How the E8M0 scale of an MX block is computed from its largest magnitude.
+/// The rule by which the E8M0 scale of an MX block is computed from its largest magnitude.
 ///
 /// An amax of 0 gives the byte 0, infinity [`E8M0::MAX`].
 ///
@@ -111,10 +111,10 @@ impl MxRounding {
     }
 }
 
-/// How many scales are computed together.
+/// The number of scales that are computed together.
 pub(super) const GROUP: usize = 64;
 
-/// Where scales and amaxes of one direction go.
+/// The destination of the scales and amaxes of one direction.
 pub(super) struct Scales<'a> {
     pub(super) factors: Factors<'a>,
     pub(super) amax: Option<&'a mut [f32]>,
@@ -162,7 +162,7 @@ impl Scales<'_> {
         }
     }
 
-    /// How amaxes become scales.
+    /// Returns the rule by which amaxes become scales.
     pub(super) fn rule(&self) -> Rule {
         match &self.factors {
             Factors::F32 { rule, .. } => Rule::F32(*rule),

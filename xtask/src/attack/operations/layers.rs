@@ -9,7 +9,7 @@ use super::super::draw::{Draw, Kind};
 use super::super::outcome::Tolerance;
 use super::scopes::{options, recipe};
 
-/// Where every attacked layer is: refusals of its backward name it.
+/// The path of every attacked layer. Errors from its backward pass name it.
 const PATH: &str = "attacked";
 /// Roundings to FP8 that fall to the other side, in a layer or two; masks of relu flip.
 const FORWARD: f64 = 0.12;

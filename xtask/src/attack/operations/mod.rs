@@ -18,7 +18,7 @@ use super::draw::Draw;
 /// A family of operations.
 pub(super) struct Family {
     pub(super) name: &'static str,
-    /// How often it is drawn, relative to others.
+    /// The frequency with which it is drawn, relative to the other families.
     weight: usize,
     /// `None` once a call was refused: what follows needs its result.
     pub(super) attack: fn(&mut Case<'_>) -> Option<()>,

@@ -8,7 +8,7 @@ use super::super::draw::Kind;
 use super::super::outcome::Tolerance;
 use super::slots::Parts;
 
-/// What sums of `k` products may differ by; without bound where they might overflow.
+/// Returns the tolerance for sums of `k` products, which is infinite where they might overflow.
 fn tolerance(dtype: DType, k: usize, [a, b]: [&Input; 2], more: f64) -> Tolerance {
     if a.kind == Kind::Wild || b.kind == Kind::Wild {
         return Tolerance::of(dtype, f64::INFINITY);
@@ -158,7 +158,8 @@ pub(super) fn linear(case: &mut Case<'_>) -> Option<()> {
     Some(())
 }
 
-/// What two backends may differ by: they round probabilities relative to different maxima.
+/// The largest relative distance between the outputs of two backends. They round probabilities relative to different
+/// maxima.
 const FORWARD: f64 = 0.08;
 const BACKWARD: f64 = 0.3;
 

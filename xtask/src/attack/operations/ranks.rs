@@ -1,4 +1,4 @@
-//! What the ranks of a group compare and compute on their devices.
+//! Operations that the ranks of a group run on their devices: comparing calls, and computing a scale from an amax.
 
 use fp8_kernels::{DType, Tensor, ops};
 

@@ -119,7 +119,7 @@ pub(super) fn recipes(case: &mut Case<'_>) -> Option<()> {
     Some(())
 }
 
-/// What a forward scope left.
+/// Results of earlier calls that later calls use.
 #[derive(Default)]
 struct Left {
     origins: Vec<(Origin, usize)>,

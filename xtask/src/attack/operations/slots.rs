@@ -1,4 +1,4 @@
-//! What quantizes: slots of every kind, arenas, and quantizers with a history of their own.
+//! Attacks on quantization: slots of every kind, arenas, and quantizers with a history of their own.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::super::case::Case;
 use super::super::draw::{Draw, Kind};
 use super::super::outcome::Tolerance;
 
-/// What a slot borrows.
+/// The parts of a slot. They own the cells and counters that the slot borrows.
 pub(super) struct Parts {
     encoding: Encoding,
     source: Source,
@@ -95,7 +95,7 @@ impl Parts {
         }
     }
 
-    /// What the operation wrote.
+    /// Records the scale, the amax and the counters after the operation.
     pub(super) fn record(&self, case: &mut Case<'_>) {
         let cells = [Some(&self.cell), self.amax.as_ref()];
         let mut numbers = Vec::new();

@@ -26,7 +26,7 @@ struct Case {
     dq_fnv: String,
 }
 
-/// What an implementation computed.
+/// The results of an implementation.
 struct Got {
     codes: Vec<u8>,
     /// `None` where the implementation does not return it.

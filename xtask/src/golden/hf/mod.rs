@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 type Check<T = ()> = Result<T, String>;
 
-/// What a comparison without a difference found.
+/// The result of a comparison that found no difference.
 enum Outcome {
     Compared,
     /// The files have nothing to compare with.

@@ -1,4 +1,4 @@
-//! What one model computes.
+//! Compares the results of one model with the expected values.
 
 use super::{Check, Outcome, bytes, close, close_to, largest, text};
 use fp8_nn::hf::{Config, Folder, Fp8Weights, LoadOptions, ParameterSource};

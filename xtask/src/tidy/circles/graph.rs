@@ -1,4 +1,4 @@
-//! Which files of a folder import which, and the circles among them.
+//! The imports among the files of a folder, and the circles among them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -24,7 +24,7 @@ pub(super) struct Module {
     children: Vec<(String, usize)>,
 }
 
-/// What a path names.
+/// The module or the item that a path names.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Target {
     Module(usize),
@@ -78,12 +78,12 @@ impl Names {
         Ok(index)
     }
 
-    /// What a path means in a module; `None` for what belongs to other crates.
+    /// Returns what a path means in a module; `None` if it belongs to another crate.
     pub(super) fn resolve(&self, module: usize, path: &[String]) -> Option<Target> {
         self.follow(module, path, MANY_STEPS)
     }
 
-    /// What a single word means in a module through its imports of all names of another.
+    /// Returns what a single word means in a module, if the module has it only from an import of all names of another.
     pub(super) fn through_globs(&self, module: usize, word: &str) -> Option<Target> {
         let Module { body, children, .. } = &self.modules[module];
         let is_own = body.items.contains(word)
@@ -120,8 +120,8 @@ impl Names {
         Some(Target::Module(current))
     }
 
-    /// What a name means in a module: `None` if nothing there has it, `Some(None)` if it belongs to another crate. At the
-    /// end of a path an item goes before a module of the same name, elsewhere the module.
+    /// Looks up a name in a module: `None` if nothing there has it, `Some(None)` if it belongs to another crate. At the
+    /// end of a path an item takes precedence over a module of the same name; elsewhere the module does.
     fn lookup(&self, module: usize, name: &str, is_last: bool, steps: usize) -> Option<Option<Target>> {
         let Module { body, children, .. } = &self.modules[module];
         let item = body.items.contains(name).then(|| self.item(module, name));

@@ -1,4 +1,4 @@
-//! What a source says about names: the modules, items and imports that it declares, and the paths that it mentions.
+//! Reads the names in a source: the modules, items and imports that it declares, and the paths that it mentions.
 
 use std::collections::BTreeSet;
 
@@ -182,7 +182,7 @@ fn is_colons(trees: &[TokenTree], at: usize) -> bool {
     joint && mark(trees, at, ':') && mark(trees, at + 1, ':')
 }
 
-/// What is in braces.
+/// Returns the contents of a group in braces.
 fn inner(tree: Option<&TokenTree>) -> Option<TokenStream> {
     match tree {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => Some(group.stream()),

@@ -45,7 +45,7 @@ struct Module {
     children: Vec<(String, Module)>,
 }
 
-/// What `impl` blocks say about a type, by the type's name.
+/// The docs and default values in the `impl` blocks and enums of a crate, by the name of their type.
 #[derive(Default)]
 struct Impls {
     docs: BTreeMap<String, Vec<String>>,
@@ -277,7 +277,7 @@ impl Module {
 }
 
 impl Impls {
-    /// What `derive(Default)` gives a field of this type, if its name alone says so.
+    /// Returns the value that `derive(Default)` gives a field of this type, if the name of the type is enough to tell.
     fn derived(&self, kind: &str) -> Option<Value> {
         match kind {
             "f32" | "f64" | "i8" | "i16" | "i32" | "i64" | "isize" | "u8" | "u16" | "u32" | "u64"
