@@ -27,7 +27,6 @@ use crate::workspace::{Result, shell};
 use crate::{artifact, process, ptx};
 pub(crate) use draw::Draw;
 use edits::Mutant;
-use sha2::{Digest, Sha256};
 use survivors::{Known, Reason};
 use tally::Tally;
 use trial::{Suite, Trial, Verdict};
@@ -58,9 +57,9 @@ pub(crate) struct Mutate {
     /// Runs only mutants of this kernel: quantize_blocks, …
     #[arg(long)]
     entry: Vec<String>,
-    /// Seed of the sample; --kernel does not change which mutants of a file are in it
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Seed of the sample; --kernel does not change which mutants of a file are in it [default: each kernel file's own text]
+    #[arg(long)]
+    seed: Option<u64>,
     /// Time limit for one mutant in seconds; a mutant that reaches it is undecided
     #[arg(long, default_value_t = PATIENCE)]
     patience: u64,
@@ -86,27 +85,11 @@ pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A seed made from the text of the kernels and of their cases: a change to either draws other mutants, a move does not.
-pub(crate) fn seed_of_sources() -> Result<u64> {
-    let package = crate::workspace::root().join("fp8-kernels");
-    let mut hash = Sha256::new();
-    for (folder, endings) in [("src", &["cu", "cuh"][..]), ("tests/conformance", &["rs"][..])] {
-        let mut files = crate::workspace::files(&package.join(folder))?;
-        files.retain(|file| endings.iter().any(|end| file.extension().is_some_and(|found| found == *end)));
-        files.sort_by(|a, b| (a.file_name(), a).cmp(&(b.file_name(), b)));
-        for file in files {
-            hash.update(Sha256::digest(fs::read(file)?));
-        }
-    }
-    let hash = hash.finalize();
-    // Short, so that it is copied by hand.
-    Ok(hash.iter().take(4).fold(0, |seed, byte| seed << 8 | u64::from(*byte)))
-}
-
 /// The choice of mutants, and how long each of them may run.
 pub(crate) struct Plan {
     pub(crate) draw: Draw,
-    pub(crate) seed: u64,
+    /// `None`: the text of each kernel file, so that a change to one draws no other mutants of the rest.
+    pub(crate) seed: Option<u64>,
     pub(crate) patience: Duration,
     /// Names of kernels; empty: all.
     pub(crate) entries: Vec<String>,
@@ -124,7 +107,13 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
         println!("{problem}");
     }
     keep_entries(&mut all, &plan.entries)?;
-    let jobs = plan.draw.choose(&all, plan.seed, |mutant| reason(mutant, &known).is_some());
+    let seeds: BTreeMap<&str, u64> =
+        snapshots.iter().map(|(file, ptx)| (&**file, plan.seed.unwrap_or_else(|| draw::seed(ptx)))).collect();
+    let jobs = plan.draw.choose(
+        &all,
+        |file| seeds.get(file).copied().unwrap_or_default(),
+        |mutant| reason(mutant, &known).is_some(),
+    );
     let listed = jobs.iter().filter(|mutant| reason(mutant, &known).is_some()).count();
     println!(
         "{} mutants in {} kernel files; {}",

@@ -24,6 +24,7 @@ cases![
     a_non_finite_amax_is_left_out,
     a_first_scale_becomes_final_or_unset,
     interval,
+    scales_of_every_kind_at_each_interval,
     arenas_with_one_clock_know_which_updated_a_slot_last,
     cast_scales_are_those_before_the_update_or_the_first,
     cast_scales_of_an_update_that_keeps_the_scales,
@@ -391,6 +392,31 @@ fn interval(device: &Device) -> Outcome {
 }
 
 /// Blocks of slots and one more; slots that run in one arena, the other, both or neither; amaxes that are left out.
+/// Scales that only [`Arena::set_scales`] can store, NaN among them, in updates that keep scales and in those that do not.
+fn scales_of_every_kind_at_each_interval(device: &Device) -> Outcome {
+    let scales = [f32::NAN, -f32::NAN, f32::INFINITY, UNSET, -64.0, -0.0, 0.0, f32::from_bits(1), 64.0];
+    let rule = exact(Encoding::E4M3);
+    for interval in [1, 2, 3, u64::MAX] {
+        for amax in [3.5, 0.0, f32::INFINITY] {
+            same_as_cpu(&format!("interval {interval}, amax {amax}"), device, |device| {
+                let options = ArenaOptions { history_len: 3, ..ArenaOptions::default() };
+                let mut arena = Arena::new(scales.len(), options, device)?;
+                arena.set_scales(&scales)?;
+                let update =
+                    ScaleUpdate { amax: AmaxRule::Max, rule: &rule, interval, record_non_finite: false };
+                let mut results = Vec::new();
+                for _ in 0..3 {
+                    arena.merge_staged(&[amax; 9])?;
+                    ops::update_scales(&mut arena, &update)?;
+                    results.extend([arena.scales()?, arena.cast_scales()?].map(Got::Numbers));
+                }
+                Ok(results)
+            })?;
+        }
+    }
+    Ok(())
+}
+
 fn arenas_with_one_clock_know_which_updated_a_slot_last(device: &Device) -> Outcome {
     const SLOTS: usize = 17;
     let rule = exact(Encoding::E4M3);

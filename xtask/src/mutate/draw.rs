@@ -18,12 +18,12 @@ pub(crate) enum Draw {
 }
 
 impl Draw {
-    /// The same for the same seed, and hardly others where a few mutants come or go. Those on the list that are drawn on
-    /// the way come along beyond the number, so that the score is that of all.
+    /// Chooses mutants at random. `seed` returns the seed of a kernel file. Equal seeds choose the same mutants, and mostly the
+    /// same where a few mutants are added or removed. Listed mutants that are drawn do not count towards the number.
     pub(super) fn choose(
         self,
         all: &[Mutant],
-        seed: u64,
+        seed: impl Fn(&str) -> u64,
         is_known: impl Fn(&Mutant) -> bool,
     ) -> Vec<&Mutant> {
         let mut chosen: Vec<&Mutant> = all.iter().collect();
@@ -50,18 +50,24 @@ impl Draw {
     }
 
     /// The options that make this draw.
-    pub(super) fn options(self, seed: u64) -> String {
+    pub(super) fn options(self, seed: Option<u64>) -> String {
+        let seed = seed.map(|seed| format!(" --seed {seed}")).unwrap_or_default();
         match self {
             Self::All => String::new(),
-            Self::Sample(count) => format!(" --sample {count} --seed {seed}"),
-            Self::PerFile(count) => format!(" --per-file {count} --seed {seed}"),
-            Self::PerKernel(count) => format!(" --per-kernel {count} --seed {seed}"),
+            Self::Sample(count) => format!(" --sample {count}{seed}"),
+            Self::PerFile(count) => format!(" --per-file {count}{seed}"),
+            Self::PerKernel(count) => format!(" --per-kernel {count}{seed}"),
         }
     }
 }
 
-fn shuffle(mutants: &mut [&Mutant], seed: u64) {
-    mutants.sort_by_cached_key(|mutant| Sha256::digest(format!("{seed} {}", mutant.key())));
+fn shuffle(mutants: &mut [&Mutant], seed: impl Fn(&str) -> u64) {
+    mutants.sort_by_cached_key(|mutant| Sha256::digest(format!("{} {}", seed(&mutant.file), mutant.key())));
+}
+
+/// Returns the seed of a kernel file that has this text.
+pub(super) fn seed(text: &str) -> u64 {
+    Sha256::digest(text).iter().take(4).fold(0, |seed, byte| seed << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]
@@ -78,7 +84,7 @@ mod tests {
     #[test]
     fn a_draw_is_the_seeds_and_differs_between_seeds() {
         let all = mutants();
-        let draw = |draw: Draw, seed| draw.choose(&all, seed, |_| false);
+        let draw = |draw: Draw, seed| draw.choose(&all, |_| seed, |_| false);
         assert_eq!((all.len(), draw(Draw::All, 1).len()), (100, 100));
         assert_eq!(draw(Draw::Sample(5), 1).len(), 5);
         assert_eq!(draw(Draw::Sample(5), 1), draw(Draw::Sample(5), 1));
@@ -89,18 +95,18 @@ mod tests {
     fn what_is_listed_comes_along_and_takes_no_others_place() {
         let all = mutants();
         let is_known = |mutant: &Mutant| mutant.kernel == "l";
-        let drawn = Draw::Sample(20).choose(&all, 1, is_known);
+        let drawn = Draw::Sample(20).choose(&all, |_| 1, is_known);
         let known = drawn.iter().filter(|mutant| is_known(mutant)).count();
         assert_eq!(drawn.len() - known, 20);
         assert!((8..=40).contains(&known), "about as many as of the others: {known}");
-        assert_eq!(Draw::Sample(100).choose(&all, 1, is_known).len(), 100);
+        assert_eq!(Draw::Sample(100).choose(&all, |_| 1, is_known).len(), 100);
     }
 
     #[test]
     fn each_file_and_each_kernel_has_its_share() {
         let all = mutants();
         let of = |draw: Draw, kernel: &str| {
-            draw.choose(&all, 3, |_| false).iter().filter(|mutant| mutant.kernel == kernel).count()
+            draw.choose(&all, |_| 3, |_| false).iter().filter(|mutant| mutant.kernel == kernel).count()
         };
         assert_eq!((of(Draw::PerKernel(7), "k"), of(Draw::PerKernel(7), "l")), (7, 7));
         assert_eq!(of(Draw::PerFile(7), "k") + of(Draw::PerFile(7), "l"), 7);
@@ -108,7 +114,24 @@ mod tests {
 
     #[test]
     fn a_draw_tells_the_options_that_repeat_it() {
-        assert_eq!(Draw::PerFile(2).options(7), " --per-file 2 --seed 7");
-        assert_eq!(Draw::All.options(7), "");
+        assert_eq!(Draw::PerFile(2).options(Some(7)), " --per-file 2 --seed 7");
+        assert_eq!(Draw::PerFile(2).options(None), " --per-file 2");
+        assert_eq!(Draw::All.options(Some(7)), "");
+    }
+
+    #[test]
+    fn another_text_of_one_file_draws_no_other_mutants_of_the_rest() {
+        let body: String = (0..50).map(|k| format!("\tadd.s32 %r1, %r2, {k};\n")).collect();
+        let text = format!(".visible .entry k(\n)\n{{\n{body}}}\n");
+        let all = [edits::mutants("a", &text), edits::mutants("b", &text)].concat();
+        let drawn = |a: &str| {
+            let of = |file: &str| seed(if file == "a" { a } else { &text });
+            let drawn = Draw::PerFile(5).choose(&all, of, |_| false);
+            ["a", "b"]
+                .map(|file| drawn.iter().filter(|mutant| mutant.file == file).copied().collect::<Vec<_>>())
+        };
+        let [before, after] = [drawn(&text), drawn("another text")];
+        assert_ne!(before[0], after[0]);
+        assert_eq!(before[1], after[1]);
     }
 }

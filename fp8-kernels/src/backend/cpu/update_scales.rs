@@ -119,7 +119,8 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
         let stored = self.scale.at(slot);
         let is_determined = self.cast_scale.at(slot) > 0.0;
         let kept = if is_determined { stored } else { UNSET };
-        if !self.recompute && stored >= 0.0 {
+        let is_first = stored < 0.0; // false for NaN, which set_scales takes
+        if !self.recompute && !is_first {
             return Ok(Change::Roll { amax: newest, scale: stored, cast_scale: kept });
         }
         let window = (1..self.rows).map(|row| self.history.at(self.cell(row, slot)));
