@@ -13,12 +13,6 @@ pub(crate) fn conformance(sh: &Shell) -> Result<PathBuf> {
     found.ok_or_else(|| "cargo reports no program for the test conformance".into())
 }
 
-/// The simulated device's library as the workspace's tests use it.
-pub(crate) fn simulator_of_tests(sh: &Shell) -> Result<PathBuf> {
-    let found = of_tests(sh, "cdylib", "fp8_cuda_sim")?;
-    found.ok_or_else(|| "cargo reports no library for fp8-cuda-sim".into())
-}
-
 /// Builds the conformance suite and returns the file of this kind and name that cargo reports.
 fn of_tests(sh: &Shell, kind: &str, name: &str) -> Result<Option<PathBuf>> {
     let format = "json-render-diagnostics";

@@ -4,12 +4,10 @@
 
 mod artifact;
 mod asan;
-mod attack;
 mod bench;
 mod chaos;
+mod checks;
 mod conformance;
-mod exhaustive;
-mod golden;
 mod gpu_bundle;
 mod gpu_test;
 mod mutate;
@@ -44,7 +42,7 @@ enum Task {
     /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, import circles (a second; part of `test`)
     Tidy(tidy::Tidy),
     /// Compares the codec, recipes and layers with reference data, case by case (seconds)
-    Golden(golden::Golden),
+    Golden(checks::Passed),
     /// Evaluates SmolLM2-135M with `fp8` and compares with transformers (downloads 240 MB; a quarter of an hour)
     RealModel(real_model::RealModel),
     /// Compiles the CUDA kernels, checks registers and spills, and writes the PTX snapshots (seconds)
@@ -60,7 +58,7 @@ enum Task {
     /// Plants mistakes in fp8-recipe, fp8-dist and fp8-nn and checks that their tests find them (half an hour or more)
     MutateCrates(mutate_crates::MutateCrates),
     /// Attacks the library with random calls, corrupted checkpoints, and kills during saves (minutes)
-    Attack(attack::Attack),
+    Attack(checks::Passed),
     /// Attacks groups of processes: kills and suspends ranks, sends garbage, starts two jobs on one port (minutes)
     Chaos(chaos::Chaos),
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
@@ -74,14 +72,14 @@ enum Task {
     /// Runs the criterion benches of the crates (a minute or two each); codec, train and gemm compare with other libraries
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle for all inputs (minutes; uses an optimized build)
-    Exhaustive(exhaustive::Exhaustive),
+    Exhaustive(checks::Passed),
 }
 
 fn main() -> ExitCode {
     report::exit_code(match Cli::parse().task {
         Task::Test(options) => test::run(&options),
         Task::Tidy(options) => tidy::run(&options).map(|()| ExitCode::SUCCESS),
-        Task::Golden(options) => golden::run(&options),
+        Task::Golden(options) => checks::golden(&options),
         Task::Ptx(options) => ptx::run(&options),
         Task::RealModel(options) => real_model::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Sim(options) => sim::run(&options),
@@ -90,12 +88,12 @@ fn main() -> ExitCode {
         Task::MutateCodec(options) => mutate_codec::run(&options),
         Task::MutateCrates(options) => mutate_crates::run(&options),
         Task::Asan => asan::run(),
-        Task::Attack(options) => attack::run(&options),
+        Task::Attack(options) => checks::attack(&options),
         Task::Chaos(options) => chaos::run(&options),
         Task::GpuTest => gpu_test::run(),
         Task::GpuBundle(options) => gpu_bundle::run(&options),
         Task::Neon(options) => neon::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
-        Task::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::Exhaustive(options) => checks::exhaustive(&options),
     })
 }

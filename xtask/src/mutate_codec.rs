@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use fp8_format::slice::Path as Instructions;
 use sha2::{Digest, Sha256};
 
 use crate::artifact;
@@ -162,8 +161,20 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
 }
 
 /// Whether this machine has these instructions.
+/// Returns true if this CPU has the instructions of a path of fp8-format, which asks for the same features (`arch/path.rs`).
 fn is_here(instructions: &str) -> bool {
-    Instructions::available().any(|path| path.name() == instructions)
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        let avx2 = has!("avx2") && has!("f16c");
+        let avx512 =
+            has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") && has!("avx512vbmi");
+        matches!((instructions, avx2, avx512), ("scalar", ..) | ("avx2", true, _) | ("avx512", true, true))
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        instructions == "scalar" || (instructions == "neon" && cfg!(target_arch = "aarch64"))
+    }
 }
 
 /// All mutants, each with its tests.

@@ -18,7 +18,7 @@ use xshell::{Shell, cmd};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, attack, conformance, gpu_bundle, gpu_test, mutate, ptx, tidy};
+use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, ptx, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         report.step("NCCL and gathers on sm_89 and sm_100", || {
             gpu_test::simulated(&sh, "fp8-dist", &[89, 100])
         });
-        report.step("attack, a short draw", || attack::short(&sh));
+        report.step("attack, a short draw", || checks::short_attack(&sh));
     }
     if !options.fast {
         report.step("doc tests", || done(cmd!(sh, "cargo test --doc --workspace --all-features").run()));
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         report.step("benches, once each", || benches(&sh, &workspace));
         let examples = examples::run(&sh, &mut report);
         if cfg!(target_os = "linux") {
-            report.step("training and golden data on the simulated GPU", || simulated::run(&examples));
+            report.step("training and golden data on the simulated GPU", || simulated::run(&sh, &examples));
             report.step("the GPU bundle's peers, without a GPU", || gpu_bundle::peers::dry_run(&sh));
         }
     }

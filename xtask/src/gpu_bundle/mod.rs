@@ -68,7 +68,7 @@ const PROGRAMS: &[Program] = &[
     Program { on_hardware: Some("hardware::"), ..program("fp8-dist", "test", "nccl", "nccl") },
     program("fp8-nn", "example", "train_gpt", "train_gpt"),
     program("fp8-nn", "example", "gpu_bench", "gpu_bench"),
-    program("xtask", "bin", "xtask", "xtask"),
+    program("checks", "bin", "checks", "checks"),
     program("cuda-sim", "cdylib", "fp8_cuda_sim", "libfp8_cuda_sim.so"),
 ];
 

@@ -1,5 +1,5 @@
 //! A dry run of the peers' scripts, which needs no GPU: each case runs on the CPU, in a small size, and has the name of a
-//! case of `gpu_bench`. A stand-in that computes in the CPU's memory (`examples/te_core_stand_in`) replaces Transformer
+//! case of `gpu_bench`. A stand-in that computes in the CPU's memory (`xtask/checks/examples/te_core_stand_in`) replaces Transformer
 //! Engine's core library.
 
 use std::collections::BTreeSet;

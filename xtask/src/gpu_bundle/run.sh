@@ -371,7 +371,7 @@ gap() {
 
 suite_smoke() {
     step device program "$bin/gpu_bench" --describe
-    step golden tests "$bin/xtask" golden --dir "$here/tests/golden" --device cuda:0
+    step golden tests "$bin/checks" golden --dir "$here/tests/golden" --device cuda:0
     demand golden "device: cuda:0"
     conformance cuda::cells
     conformance cuda::transpose

@@ -131,7 +131,9 @@ fn without_members(manifest: &str) -> Option<String> {
     let (before, rest) = manifest.split_once(MEMBERS)?;
     let (members, after) = rest.split_once(']')?;
     let kept = members.split(',').map(str::trim);
-    let kept: Vec<&str> = kept.filter(|member| !WITHOUT.contains(&member.trim_matches('"'))).collect();
+    let is_left_out =
+        |member: &str| WITHOUT.iter().any(|part| Path::new(member.trim_matches('"')).starts_with(part));
+    let kept: Vec<&str> = kept.filter(|member| !is_left_out(member)).collect();
     Some(format!("{before}{MEMBERS}{}]{after}", kept.join(", ")))
 }
 
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn packages_that_are_not_copied_are_no_members() {
-        let manifest = "[workspace]\nmembers = [\"fp8-nn\", \"fp8-format/bench-codec\", \"fp8-nn/bench-peers\", \"xtask\"]\nexclude = []\n";
+        let manifest = "[workspace]\nmembers = [\"fp8-nn\", \"fp8-format/bench-codec\", \"fp8-nn/bench-peers\", \"xtask\", \"xtask/checks\"]\nexclude = []\n";
         assert_eq!(without_members(manifest).unwrap(), "[workspace]\nmembers = [\"fp8-nn\"]\nexclude = []\n");
         assert_eq!(without_members("[package]"), None);
     }

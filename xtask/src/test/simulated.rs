@@ -10,8 +10,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde::Deserialize;
+use xshell::Shell;
 
 use super::examples::Examples;
+use crate::checks::Checks;
 use crate::workspace::Result;
 use crate::{process, sim};
 
@@ -24,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const NAME: &str = "PTX interpreter";
 
 /// Runs it all with the programs that are there already.
-pub(crate) fn run(examples: &Examples) -> Result<String> {
+pub(crate) fn run(sh: &Shell, examples: &Examples) -> Result<String> {
     let library = examples.simulator.as_deref().ok_or("cargo reports no library for fp8-cuda-sim")?;
     let train = examples.programs.iter().find(|(name, _)| name == "train_gpt");
     let (_, train) = train.ok_or("cargo reports no program for the example train_gpt")?;
@@ -37,7 +39,7 @@ pub(crate) fn run(examples: &Examples) -> Result<String> {
         command
     };
 
-    let golden = finish(command(&std::env::current_exe()?, "golden --device cuda:0"))?;
+    let golden = finish(command(&Checks::build(sh)?.program, "golden --device cuda:0"))?;
     let line = golden.lines().find(|line| line.starts_with("device: "));
     if !line.is_some_and(|line| line.starts_with("device: cuda:0 ") && line.contains(NAME)) {
         return Err(format!("golden ran on {line:?}, not on the simulated cuda:0").into());

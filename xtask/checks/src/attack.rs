@@ -22,14 +22,13 @@ mod outcome;
 mod tally;
 mod watch;
 
+use std::num::NonZero;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use xshell::Shell;
-
-use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, process, sim};
+use crate::{Result, root};
 use tally::Tally;
 use watch::Range;
 
@@ -76,9 +75,15 @@ pub(crate) struct Attack {
     /// Repeats one case and prints what it does
     #[arg(long, value_name = "NUMBER")]
     at: Option<u64>,
+    /// Attacks with a few cases of each part, for a few seconds
+    #[arg(long, conflicts_with = "minutes")]
+    short: bool,
     /// Time limit for a case [default: 30 on the CPU, 180 on a GPU]
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
+    /// Folder with the simulated GPU's library under the names of NVIDIA's
+    #[arg(long, hide = true)]
+    libraries: Option<PathBuf>,
     /// This is a process that attacks
     #[arg(long, hide = true)]
     child: bool,
@@ -125,16 +130,24 @@ pub(crate) fn run(options: &Attack) -> Result<ExitCode> {
     if options.child {
         return child::run(options);
     }
-    let devices = match &options.device {
-        Some(device) => vec![device.clone()],
-        None if cfg!(target_os = "linux") => vec!["cpu".to_owned(), SIMULATED.to_owned()],
-        None => vec!["cpu".to_owned()],
+    let devices = match (&options.device, &options.libraries) {
+        (Some(device), _) => vec![device.clone()],
+        (None, Some(_)) => vec!["cpu".to_owned(), SIMULATED.to_owned()],
+        (None, None) => vec!["cpu".to_owned()],
     };
-    let library = || artifact::simulator(&shell()?);
-    let attacker = Attacker::new(options, devices, library)?;
-    let tally = attacker.all(FULL)?;
-    print!("{}", tally.report());
-    if options.only.is_none_or(|only| only == Part::Sequences) && options.at.is_none() {
+    if devices.iter().any(|device| device == SIMULATED) && options.libraries.is_none() {
+        return Err(format!(
+            "attack: --device {SIMULATED} needs --libraries: start it by cargo xtask attack"
+        )
+        .into());
+    }
+    let tally = Attacker { options, devices }.all(if options.short { SHORT } else { FULL })?;
+    if tally.failures.is_empty() && options.short {
+        println!("{}", tally.line());
+    } else {
+        print!("{}", tally.report());
+    }
+    if options.only.is_none_or(|only| only == Part::Sequences) && options.at.is_none() && !options.short {
         sequences(options.seed)?;
     }
     Ok(if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -143,65 +156,22 @@ pub(crate) fn run(options: &Attack) -> Result<ExitCode> {
 /// Sequences of calls under each recipe. The test run does a few of them.
 const SEQUENCES: u64 = 400;
 
-fn sequences(seed: u64) -> Result<()> {
-    let sh = shell()?;
-    let (count, first) = (SEQUENCES.to_string(), seed.wrapping_mul(SEQUENCES).to_string());
-    println!("\nsequences: {count} under each recipe, from seed {first}");
-    let test = xshell::cmd!(sh, "cargo test --package fp8-nn --test suite interruptions");
-    Ok(test.env("FP8_TEST_SEQUENCES", count).env("FP8_TEST_SEED", first).run()?)
-}
-
-/// A short draw, for `cargo xtask test`.
-pub(crate) fn short(sh: &Shell) -> Result<String> {
-    let options = Attack {
-        minutes: None,
-        seed: 1,
-        only: None,
-        device: None,
-        at: None,
-        limit: None,
-        child: false,
-        first: 0,
-        last: 0,
-        stride: 1,
-        folder: None,
-    };
-    let devices = vec!["cpu".to_owned(), SIMULATED.to_owned()];
-    // The tests have built it, with the same features: nothing is built a second time.
-    let library = || artifact::simulator_of_tests(sh);
-    let attacker = Attacker::new(&options, devices, library)?;
-    let tally = attacker.all(SHORT)?;
-    if tally.failures.is_empty() {
-        return Ok(tally.line());
-    }
-    print!("{}", tally.report());
-    Err(tally.line().into())
+fn sequences(seed: u64) -> Result {
+    let first = seed.wrapping_mul(SEQUENCES).to_string();
+    println!("\nsequences: {SEQUENCES} under each recipe, from seed {first}");
+    let mut test = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    test.current_dir(root()).args(["test", "--package", "fp8-nn", "--test", "suite", "interruptions"]);
+    let status =
+        test.env("FP8_TEST_SEQUENCES", SEQUENCES.to_string()).env("FP8_TEST_SEED", first).status()?;
+    if status.success() { Ok(()) } else { Err(format!("attack: sequences: {status}").into()) }
 }
 
 struct Attacker<'a> {
     options: &'a Attack,
     devices: Vec<String>,
-    /// The simulated device's library under the names of NVIDIA's.
-    libraries: Option<PathBuf>,
 }
 
-impl<'a> Attacker<'a> {
-    /// `library` is asked for the simulated device's library if that is attacked.
-    fn new(
-        options: &'a Attack,
-        devices: Vec<String>,
-        library: impl FnOnce() -> Result<PathBuf>,
-    ) -> Result<Self> {
-        let libraries = if devices.iter().any(|device| device == SIMULATED) {
-            let folder = Workspace::read(&shell()?)?.target_directory.join("attack");
-            sim::fill(&folder, &library()?)?;
-            Some(folder)
-        } else {
-            None
-        };
-        Ok(Self { options, devices, libraries })
-    }
-
+impl Attacker<'_> {
     /// All parts, one after the other, each with a table.
     fn all(&self, plan: Plan) -> Result<Tally> {
         let wants = |part| self.options.only.is_none_or(|only| only == part);
@@ -239,7 +209,7 @@ impl<'a> Attacker<'a> {
 
     fn part(&self, part: Part, device: &str, cases: u64, deadline: Option<Instant>) -> Result<Tally> {
         let cases = if deadline.is_some() { u64::MAX / 4 } else { cases };
-        let workers = process::cores() as u64;
+        let workers = thread::available_parallelism().map_or(1, NonZero::get) as u64;
         let range = |first, last, stride| Range {
             part,
             device: device.to_owned(),
@@ -250,20 +220,23 @@ impl<'a> Attacker<'a> {
             talks: self.options.at.is_some(),
             deadline,
             limit: Duration::from_secs(self.options.limit.unwrap_or(if device == "cpu" { 30 } else { 180 })),
-            libraries: self.libraries.clone().filter(|_| device == SIMULATED),
+            libraries: self.options.libraries.clone().filter(|_| device == SIMULATED),
         };
         let ranges: Vec<Range> = match self.options.at {
             Some(number) => vec![range(number, number + 1, 1)],
             None => (0..workers).map(|worker| range(worker, cases, workers)).collect(),
         };
-        let tallies = process::each(&ranges, ranges.len(), |_, range| {
+        let attack = |range| {
             let tally = if part == Part::Kills { kills::run(range) } else { watch::run(range) };
             tally.map_err(|error| error.to_string()) // which can go to another thread
-        });
-        let mut all = Tally::default();
-        for tally in tallies {
-            all.merge(tally?);
-        }
-        Ok(all)
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = ranges.iter().map(|range| scope.spawn(move || attack(range))).collect();
+            let mut all = Tally::default();
+            for thread in threads {
+                all.merge(thread.join().map_err(|_| "attack: a thread that watches a process panicked")??);
+            }
+            Ok(all)
+        })
     }
 }

@@ -14,7 +14,7 @@ use super::draw::Draw;
 use super::operations::{self, Family};
 use super::outcome::{Event, difference};
 use super::{Attack, Part};
-use crate::workspace::Result;
+use crate::Result;
 
 /// The exit code of a process that cannot continue because its device is broken.
 pub(super) const BROKEN: u8 = 3;

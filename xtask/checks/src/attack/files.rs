@@ -12,7 +12,7 @@ use super::child::{Done, caught};
 use super::draw::{Draw, Kind};
 use super::mutation;
 use super::{Attack, Part};
-use crate::workspace::Result as TaskResult;
+use crate::Result as TaskResult;
 
 /// A model with f32 and bf16 parameters, and all that a checkpoint holds.
 struct Job {

@@ -18,7 +18,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use super::{Tally, each_tensor_file};
-use crate::workspace::Result as TaskResult;
+use crate::Result as TaskResult;
 
 /// The largest difference in high precision, relative to the largest value of the tensor.
 const HIGH_PRECISION: f64 = 1e-5;

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Mismatches, Tally, listing, say_ignored};
-use crate::workspace::Result as TaskResult;
+use crate::Result as TaskResult;
 
 /// One configuration and what happened under it.
 #[derive(Debug, Deserialize)]

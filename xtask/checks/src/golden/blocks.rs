@@ -25,7 +25,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::de::DeserializeOwned;
 
 use super::{Tally, each_tensor_file};
-use crate::workspace::Result as TaskResult;
+use crate::Result as TaskResult;
 
 type Check<T = ()> = Result<T, String>;
 
@@ -176,7 +176,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::workspace::root;
+    use crate::root;
 
     /// The recorded cases of a file, after a change of the file's bytes.
     fn results(owner: &str, name: &str, change: impl FnOnce(&mut Vec<u8>)) -> (usize, usize, String) {

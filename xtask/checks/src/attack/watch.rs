@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::tally::{Failure, Tally};
 use super::{Part, child};
-use crate::workspace::Result;
+use crate::Result;
 
 /// The memory that a process may allocate, in KiB. Valid requests beyond it are refused instead of exhausting the
 /// machine.

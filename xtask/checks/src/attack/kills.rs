@@ -19,7 +19,7 @@ use super::draw::Draw;
 use super::tally::{Failure, Tally};
 use super::watch::{self, Range};
 use super::{Attack, Part};
-use crate::workspace::Result as TaskResult;
+use crate::Result as TaskResult;
 
 /// The weight's extents: its file takes milliseconds to write.
 const SIZE: usize = 384;

@@ -20,7 +20,7 @@ mod export;
 mod model;
 
 use super::Tally;
-use crate::workspace::Result as TaskResult;
+use crate::Result as TaskResult;
 use fp8_nn::hf::{Folder, Tokenizer};
 use fp8_nn::prelude::Device;
 use model::Case;

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use fp8_nn::prelude::Device;
 
-use crate::workspace::{Result, root};
+use crate::{Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Golden {

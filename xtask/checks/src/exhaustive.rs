@@ -4,7 +4,7 @@
 mod codec;
 mod draw;
 mod math;
-#[path = "../../fp8-format/tests/oracle/mod.rs"]
+#[path = "../../../fp8-format/tests/oracle/mod.rs"]
 mod oracle;
 mod places;
 
@@ -25,12 +25,7 @@ pub(crate) struct Exhaustive {
 }
 
 /// Runs the sweep, one line per path; an error if anything was wrong.
-///
-/// Billions of conversions want the optimizer: an unoptimized xtask builds an optimized one and runs that.
 pub(crate) fn run(args: &Exhaustive) -> Result<(), Box<dyn Error>> {
-    if cfg!(debug_assertions) {
-        return run_optimized(args);
-    }
     if args.math {
         return math::sweep_all(args.stride);
     }
@@ -44,18 +39,6 @@ pub(crate) fn run(args: &Exhaustive) -> Result<(), Box<dyn Error>> {
         );
     }
     Ok(())
-}
-
-fn run_optimized(args: &Exhaustive) -> Result<(), Box<dyn Error>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = std::process::Command::new(cargo);
-    command.args(["run", "--quiet", "--release", "--package", "xtask", "--", "exhaustive"]);
-    command.args(["--stride", &args.stride.to_string()]);
-    if args.math {
-        command.arg("--math");
-    }
-    let status = command.status()?;
-    if status.success() { Ok(()) } else { Err(format!("exhaustive: {status}").into()) }
 }
 
 /// Patterns taken at a time: with their codes they stay in a core's own cache.
