@@ -163,8 +163,9 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let diagonal = case.draw.pick(&[Diagonal::TopLeft, Diagonal::BottomRight]);
     let mut end = || case.draw.pick(&[None, None, None, Some(0), Some(1), Some(70), Some(usize::MAX)]);
     let window = (end(), end());
-    let masked = causal || padded || window != (None, None);
-    // Where a mask hides a NaN or an infinity, whether it comes through is up to the backend: 0 · NaN is NaN.
+    let drops = case.draw.once_in(3);
+    let masked = causal || padded || window != (None, None) || drops;
+    // Where a mask or dropout hides a NaN or an infinity, whether it comes through is up to the backend: 0 · NaN is NaN.
     let kind = if masked { Kind::Tame } else { kind };
     let mut q_shape = case.draw.extents(4, 1500);
     let groups = case.draw.pick(&[1, 1, 2, 3]);
@@ -189,7 +190,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let like = case.draw.dtype_like(dtype);
     let v = case.tensor(&k_shape, like, kind)?;
     // Without queries no GPU's kernel runs that would look at them.
-    let lengths = if padded && q_shape[0] < 1000 && len(&q_shape) > 0 {
+    let lengths = if padded && q_shape[0] < 1000 && q.tensor.numel() > 0 {
         let most = k_shape[1].min(1000) as i32;
         let lengths: Vec<i32> = (0..q_shape[0])
             .map(|_| match case.draw.below(12) {
@@ -207,7 +208,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let p = case.draw.pick(&[0.0, 0.1, 0.5]);
     let p = if case.draw.once_in(20) { case.draw.option(f32::NAN) } else { p };
     let key = DropoutKey { seed: case.draw.bits(), offset: case.draw.pick(&[0, 1 << 33, u64::MAX]) };
-    let dropout = case.draw.once_in(3).then(|| Dropout { p, draw: key.into() });
+    let dropout = drops.then(|| Dropout { p, draw: key.into() });
     let dropout = dropout.as_ref();
     let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale, dropout };
     let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;

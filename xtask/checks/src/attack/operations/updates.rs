@@ -18,7 +18,8 @@ struct State {
 }
 
 impl State {
-    fn draw(case: &mut Case<'_>, kind: Kind) -> Option<Self> {
+    /// `takes_slot` says whether the operation quantizes: cells that it does not take are of no device that it could refuse.
+    fn draw(case: &mut Case<'_>, kind: Kind, takes_slot: bool) -> Option<Self> {
         let (rank, dtype) = (case.draw.below(4), case.draw.dtype());
         let shape = case.draw.extents(rank, 1024);
         let f32s = |case: &mut Case<'_>| {
@@ -28,7 +29,7 @@ impl State {
         let param = case.tensor(&shape, dtype, kind)?.tensor;
         let [grad, exp_avg, exp_avg_sq] = [f32s(case)?, f32s(case)?, f32s(case)?];
         let main_param = if case.draw.flip() { Some(f32s(case)?) } else { None };
-        let parts = if case.draw.once_in(3) { Some(Parts::draw(case)?) } else { None };
+        let parts = if takes_slot && case.draw.once_in(3) { Some(Parts::draw(case)?) } else { None };
         Some(Self { param, grad, exp_avg, exp_avg_sq, main_param, parts })
     }
 
@@ -76,7 +77,7 @@ pub(super) fn adamw(case: &mut Case<'_>) -> Option<()> {
     let way = case.draw.below(3);
     let count = if way == 0 { 1 } else { case.draw.below(4) };
     for _ in 0..count {
-        states.push(State::draw(case, kind)?);
+        states.push(State::draw(case, kind, way != 0)?);
     }
     let shared = states.first().filter(|_| case.draw.once_in(10)).map(|state| state.exp_avg.clone());
     match (way, states.first_mut()) {
