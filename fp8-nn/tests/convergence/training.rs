@@ -147,7 +147,14 @@ impl Training<'_> {
 }
 
 /// Trains in FP8 with `recipe`, or in high precision. A seed has the same initial weights and batches either way.
+///
+/// A training has one thread: the tests run beside each other, and products this small gain little from a second.
 pub(crate) fn train(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outcome {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| train_here(options, seed, recipe))
+}
+
+fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outcome {
     let device = Device::cpu();
     let mut rng = ChaCha8Rng::seed_from_u64(seed); // its stream 0; that of step n is n
     let options = GptOptions { vocab_size: 128, max_seq_length: SEQ, ..options.clone() };
