@@ -1,5 +1,5 @@
-//! Tests of groups of real GPUs. With `FP8_TEST_DEVICE=cuda` they use all GPUs of this machine, one for each rank.
-//! Otherwise the ranks share the simulated GPU.
+//! Tests of groups of real GPUs. With `FP8_TEST_DEVICE=cuda` they use the GPUs of this machine, at most eight, one for
+//! each rank. Otherwise the ranks share the simulated GPU.
 
 #![expect(
     clippy::panic,
@@ -14,7 +14,7 @@ use fp8_kernels::{
 };
 use std::thread;
 
-/// More than one machine has.
+/// The most GPUs, and so ranks, of a group here.
 const MOST: usize = 8;
 
 /// A device for each rank. With the simulated GPU, also the test's turn to use it.

@@ -17,7 +17,8 @@ pub(crate) const UNREACHED: &str = "unreached";
 const FILE: &str = "fp8-kernels/tests/mutants.txt";
 
 /// The format of a line.
-const FORMAT: &str = "FILE KERNEL[,KERNEL…] KIND ORDINAL `INSTRUCTION` REASON, or xCOUNT for ORDINAL";
+const FORMAT: &str = "FILE KERNEL[,KERNEL…] KIND ORDINAL `INSTRUCTION` REASON, or xCOUNT for ORDINAL, or \
+                      FILE KERNEL[,KERNEL…] unreached REASON";
 
 /// The start of the reason for a mutant that no input can tell from the kernel.
 const EQUAL: &str = "= ";

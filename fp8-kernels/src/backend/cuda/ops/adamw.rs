@@ -25,7 +25,7 @@ const FLAT: u64 = 8192;
 /// Rows and columns of a tile with one.
 const TILE: [u64; 2] = [128, 64];
 
-/// `Record` of kernels/adamw.cu, member by member.
+/// `Record` of adamw.cu, member by member.
 type Record = [u64; 18];
 
 /// The kernels' numbers for the sources of scales.
@@ -302,7 +302,7 @@ impl Update {
         let launched = || -> Result<()> {
             let args = args![table, tiles_at, count as i32, factors_at, amaxes, norm, skipped];
             // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes, norm, skipped) in this order and these
-            // types (kernels/adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
+            // types (adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
             // addresses are of tensors of the record's extents, alike by ops::adamw_many's checks, each held by the caller,
             // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot. The norm is null or one
             // f32, the count of skipped steps null or one u64, both held by the caller.
