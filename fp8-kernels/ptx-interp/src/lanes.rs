@@ -4,6 +4,9 @@
 //! register lies a lane mask of what has been written; results of unwritten values count as unwritten. Constants and
 //! special registers live in the same files, so every operand is a register number.
 
+use crate::module::Counts;
+use std::cell::RefCell;
+
 /// A 32-bit register of all lanes.
 pub(crate) type L32 = [u32; 32];
 /// A 64-bit register of all lanes.
@@ -40,7 +43,42 @@ pub(crate) enum Reg {
     P(usize),
 }
 
+thread_local! {
+    /// Files of warps that are done, for the next ones: memory that the system hands out anew costs a page fault each 4 KiB.
+    static SPARE: RefCell<Vec<Registers>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The most files that a thread keeps: those of a block.
+const KEPT: usize = 32;
+
 impl Registers {
+    /// Zeros without a mark.
+    pub(crate) fn new(counts: Counts) -> Self {
+        fn zeros<T: Clone + Default>(file: &mut Vec<T>, len: usize) {
+            file.clear();
+            file.resize(len, T::default());
+        }
+        let mut registers = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        zeros(&mut registers.w, counts.w);
+        zeros(&mut registers.d, counts.d);
+        zeros(&mut registers.p, counts.p);
+        zeros(&mut registers.w_set, counts.w);
+        zeros(&mut registers.d_set, counts.d);
+        zeros(&mut registers.p_set, counts.p);
+        registers
+    }
+
+    /// Keeps the memory for [`Self::new`].
+    pub(crate) fn recycle(self) {
+        // A thread that ends has no spare memory any more.
+        let _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < KEPT {
+                spare.push(self);
+            }
+        });
+    }
+
     /// The lanes in which `reg` holds a written value.
     #[inline]
     pub(crate) fn set(&self, reg: Reg) -> u32 {

@@ -41,18 +41,15 @@ pub(crate) struct Warp {
     fresh: [Vec<u32>; 3],
 }
 
+impl Drop for Warp {
+    fn drop(&mut self) {
+        std::mem::take(&mut self.regs).recycle();
+    }
+}
+
 impl Warp {
     pub(crate) fn new(machine: &Machine<'_>, index: usize, threads: usize) -> Self {
-        let counts = machine.kernel.counts;
-        // Zeros, which the allocator has at hand: an unwritten value goes nowhere without its mark.
-        let regs = Registers {
-            w: vec![[0; 32]; counts.w],
-            d: vec![[0; 32]; counts.d],
-            p: vec![0; counts.p],
-            w_set: vec![0; counts.w],
-            d_set: vec![0; counts.d],
-            p_set: vec![0; counts.p],
-        };
+        let regs = Registers::new(machine.kernel.counts);
         let mut warp = Self {
             regs,
             pc: [0; 32],
