@@ -52,19 +52,19 @@ thread_local! {
 const KEPT: usize = 32;
 
 impl Registers {
-    /// Zeros without a mark.
+    /// Registers without a mark. Their values are any: an unwritten value goes nowhere without its mark.
     pub(crate) fn new(counts: Counts) -> Self {
-        fn zeros<T: Clone + Default>(file: &mut Vec<T>, len: usize) {
+        fn unmarked(file: &mut Vec<u32>, len: usize) {
             file.clear();
-            file.resize(len, T::default());
+            file.resize(len, 0);
         }
         let mut registers = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
-        zeros(&mut registers.w, counts.w);
-        zeros(&mut registers.d, counts.d);
-        zeros(&mut registers.p, counts.p);
-        zeros(&mut registers.w_set, counts.w);
-        zeros(&mut registers.d_set, counts.d);
-        zeros(&mut registers.p_set, counts.p);
+        registers.w.resize(counts.w, [0; 32]);
+        registers.d.resize(counts.d, [0; 32]);
+        registers.p.resize(counts.p, 0);
+        unmarked(&mut registers.w_set, counts.w);
+        unmarked(&mut registers.d_set, counts.d);
+        unmarked(&mut registers.p_set, counts.p);
         registers
     }
 
