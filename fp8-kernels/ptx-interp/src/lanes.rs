@@ -4,7 +4,6 @@
 //! register lies a lane mask of what has been written; results of unwritten values count as unwritten. Constants and
 //! special registers live in the same files, so every operand is a register number.
 
-use crate::module::Counts;
 use std::cell::RefCell;
 
 /// A 32-bit register of all lanes.
@@ -52,19 +51,20 @@ thread_local! {
 const KEPT: usize = 32;
 
 impl Registers {
-    /// Registers without a mark. Their values are any: an unwritten value goes nowhere without its mark.
-    pub(crate) fn new(counts: Counts) -> Self {
+    /// So many 32-bit registers, 64-bit registers and predicates without a mark. Their values are any: an unwritten value
+    /// goes nowhere without its mark.
+    pub(crate) fn new([w, d, p]: [usize; 3]) -> Self {
         fn unmarked(file: &mut Vec<u32>, len: usize) {
             file.clear();
             file.resize(len, 0);
         }
         let mut registers = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
-        registers.w.resize(counts.w, [0; 32]);
-        registers.d.resize(counts.d, [0; 32]);
-        registers.p.resize(counts.p, 0);
-        unmarked(&mut registers.w_set, counts.w);
-        unmarked(&mut registers.d_set, counts.d);
-        unmarked(&mut registers.p_set, counts.p);
+        registers.w.resize(w, [0; 32]);
+        registers.d.resize(d, [0; 32]);
+        registers.p.resize(p, 0);
+        unmarked(&mut registers.w_set, w);
+        unmarked(&mut registers.d_set, d);
+        unmarked(&mut registers.p_set, p);
         registers
     }
 

@@ -49,7 +49,8 @@ impl Drop for Warp {
 
 impl Warp {
     pub(crate) fn new(machine: &Machine<'_>, index: usize, threads: usize) -> Self {
-        let regs = Registers::new(machine.kernel.counts);
+        let counts = machine.kernel.counts;
+        let regs = Registers::new([counts.w, counts.d, counts.p]);
         let mut warp = Self {
             regs,
             pc: [0; 32],
