@@ -58,7 +58,9 @@ impl Registers {
             file.clear();
             file.resize(len, 0);
         }
-        let mut registers = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        // A thread that ends may still launch, when it drops its device.
+        let spare = SPARE.try_with(|spare| spare.borrow_mut().pop());
+        let mut registers = spare.ok().flatten().unwrap_or_default();
         registers.w.resize(w, [0; 32]);
         registers.d.resize(d, [0; 32]);
         registers.p.resize(p, 0);
@@ -70,7 +72,6 @@ impl Registers {
 
     /// Keeps the memory for [`Self::new`].
     pub(crate) fn recycle(self) {
-        // A thread that ends has no spare memory any more.
         let _ = SPARE.try_with(|spare| {
             let mut spare = spare.borrow_mut();
             if spare.len() < KEPT {
@@ -257,3 +258,40 @@ macro_rules! compare {
     }};
 }
 pub(crate) use compare;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs as the last destructor of its thread, as that of a device may.
+    struct Last;
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            Registers::new([1, 2, 3]).recycle();
+        }
+    }
+
+    thread_local! {
+        static LAST: Last = const { Last };
+    }
+
+    #[test]
+    fn a_thread_that_ends_has_registers() {
+        let thread = std::thread::spawn(|| {
+            LAST.with(|_| ());
+            Registers::new([1, 1, 1]).recycle();
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn registers_that_are_used_again_have_no_marks() {
+        let mut registers = Registers::new([1, 1, 1]);
+        registers.mark(Reg::W(0), !0, !0);
+        registers.mark(Reg::P(0), !0, !0);
+        registers.recycle();
+        let registers = Registers::new([2, 1, 1]);
+        assert_eq!((registers.w.len(), registers.w_set, registers.p_set), (2, vec![0, 0], vec![0]));
+    }
+}

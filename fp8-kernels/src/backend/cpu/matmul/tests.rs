@@ -116,13 +116,15 @@ impl Case {
             (0..outer * k.div_ceil(length).max(1)).map(|_| random.float(self.specials)).collect()
         });
 
+        // Without a block there is no sum that could have factors.
+        let factors = self.factors.filter(|factors| k > 0 || !matches!(factors, Scales::Blocks(_)));
         let mut want = Vec::new();
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
             let old = old[i * n + j];
-            let mut sum = if self.accumulate && self.factors.is_none() { old } else { 0.0 };
+            let mut sum = if self.accumulate && factors.is_none() { old } else { 0.0 };
             let product = |k: usize| (a.get(at(0, *a_stride, i, k)), b.get(at(1, *b_stride, j, k)));
             let add = |sum: f32, k: usize| product(k).0.mul_add(product(k).1, sum);
-            match self.factors {
+            match factors {
                 None => sum = (0..k).fold(sum, add),
                 Some(Scales::Tensors([first, second])) => sum = (0..k).fold(sum, add) * first * second,
                 Some(Scales::Rows) => sum = (0..k).fold(sum, add) * fa[i] * fb[j],
@@ -136,7 +138,7 @@ impl Case {
             if self.has_bias {
                 sum += bias[j];
             }
-            if self.accumulate && self.factors.is_some() {
+            if self.accumulate && factors.is_some() {
                 sum += old;
             }
             // Nothing is added, so nothing is written.
@@ -157,9 +159,7 @@ impl Case {
             }
         });
         let bias = self.has_bias.then_some(&*bias);
-        let factors = match self.factors {
-            // There is no block whose sum could have factors.
-            Some(Scales::Blocks(_)) if k == 0 => Factors::None,
+        let factors = match factors {
             None => Factors::None,
             Some(Scales::Tensors(factors)) => Factors::Tensors(factors),
             Some(Scales::Rows) => Factors::Rows { a: &fa, b: &fb },
