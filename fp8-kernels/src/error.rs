@@ -194,6 +194,24 @@ pub enum Error {
         /// A remedy, such as the package to install.
         remedy: &'static str,
     },
+    /// The CUDA driver was not found.
+    #[error(
+        "{library} not found (looked in {}): install NVIDIA's driver, version 570 or newer (580 without NVRTC), or use \
+         Device::cpu()",
+        display_paths(.searched)
+    )]
+    DriverMissing {
+        /// Its file name.
+        library: &'static str,
+        /// The places that were searched.
+        searched: Vec<PathBuf>,
+    },
+    /// A GPU was asked for in a build without the feature `cuda`.
+    #[error("{device}: this build has no `cuda` feature: enable it, or use Device::cpu()")]
+    NoCudaFeature {
+        /// The device.
+        device: String,
+    },
     /// A slice was requested of a tensor that is not in host memory.
     #[error(
         "{op}: the tensor is on {device}, whose memory the host cannot access; copy it with to_vec or move it with to_device"
@@ -376,6 +394,23 @@ mod tests {
                 Error::HostMemory { op: "as_slice", device: device() },
                 "as_slice: the tensor is on cuda:1, whose memory the host cannot access; copy it with to_vec or move it \
                  with to_device",
+            ),
+            (
+                Error::LibraryMissing {
+                    library: "libnvrtc.so.13",
+                    searched: vec!["/a/lib".into(), "/b".into()],
+                    remedy: "pip install nvidia-cuda-nvrtc",
+                },
+                "libnvrtc.so.13 not found (looked in /a/lib, /b): pip install nvidia-cuda-nvrtc",
+            ),
+            (
+                Error::DriverMissing { library: "libcuda.so.1", searched: vec!["/a/lib".into()] },
+                "libcuda.so.1 not found (looked in /a/lib): install NVIDIA's driver, version 570 or newer (580 without \
+                 NVRTC), or use Device::cpu()",
+            ),
+            (
+                Error::NoCudaFeature { device: device() },
+                "cuda:1: this build has no `cuda` feature: enable it, or use Device::cpu()",
             ),
             (
                 Error::OutOfMemory { device: device(), requested: 4096, free: 1024, total: 8192 },

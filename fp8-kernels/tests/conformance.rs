@@ -56,7 +56,7 @@ impl Backend {
             },
             Self::Cuda => CudaOptions::default(),
         };
-        let device = Device::cuda_with(&options).map_err(|error| error.to_string())?;
+        let device = Device::cuda_with_options(&options).map_err(|error| error.to_string())?;
         if self == Self::Cuda && device.is_simulated() && std::env::var_os(DRY_RUN).is_none() {
             return Err(format!(
                 "{} is simulated: {DRY_RUN}=1 runs cases of real devices on it",

@@ -147,7 +147,7 @@ fn child() {
         return;
     }
     let cache = tempfile::tempdir().unwrap();
-    match Device::cuda_with(&options(cache.path())) {
+    match Device::cuda_with_options(&options(cache.path())) {
         Ok(device) => lines(&device).into_iter().for_each(child::answer),
         Err(error) => child::answer(error.to_string()),
     }

@@ -97,7 +97,7 @@ fn memory_grows_linearly_with_the_sequence() {
         assert!(limit < 4 * sequence * sequence, "one head's scores would not fit");
         rig.control.set("memory_limit", &limit.to_string()).unwrap();
         let options = CudaOptions { allocator: Some(CudaAllocator::Exact), ..rig.options() };
-        let device = Device::cuda_with(&options).unwrap();
+        let device = Device::cuda_with_options(&options).unwrap();
         rig.control.set("stub", stub).unwrap();
         attend([sequence, sequence, 8], DType::BF16, &device).unwrap();
         device.synchronize().unwrap();

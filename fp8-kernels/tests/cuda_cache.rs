@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// A step on a device of its own.
 fn step(options: &CudaOptions) -> Outcome {
-    let device = Device::cuda_with(options).unwrap();
+    let device = Device::cuda_with_options(options).unwrap();
     Step::new(&device, 2.0).unwrap().run().unwrap()
 }
 

@@ -262,7 +262,7 @@ fn threads_may_share_a_device() {
     drop(alone);
     for allocator in [CudaAllocator::Caching, CudaAllocator::Exact] {
         let options = CudaOptions { allocator: Some(allocator), ..rig.options() };
-        let device = Device::cuda_with(&options).unwrap();
+        let device = Device::cuda_with_options(&options).unwrap();
         std::thread::scope(|scope| {
             for (seed, expected) in &expected {
                 let device = device.clone();
@@ -280,7 +280,7 @@ fn threads_may_share_a_device() {
 fn a_gpu_without_fp8_is_refused_by_name() {
     let rig = Rig::new();
     rig.control.set("arch", "80").unwrap();
-    let error = Device::cuda_with(&rig.options()).unwrap_err();
+    let error = Device::cuda_with_options(&rig.options()).unwrap_err();
     assert!(matches!(error, Error::Capability { found: (8, 0), needed: (8, 9), .. }), "{error:?}");
     let text = error.to_string();
     assert!(
@@ -293,7 +293,7 @@ fn a_gpu_without_fp8_is_refused_by_name() {
 #[test]
 fn a_scale_whose_upload_failed_is_not_taken_for_set() {
     let rig = Rig::new();
-    let device = Device::cuda_with(&rig.options()).unwrap();
+    let device = Device::cuda_with_options(&rig.options()).unwrap();
     let scale = Cell::new(UNSET, &device).unwrap();
     rig.control.fail("cuMemcpyHtoDAsync_v2", 1, 999).unwrap();
     let failed = scale.write(2.0);

@@ -140,7 +140,7 @@ fn a_product_is_planned_once_by_heuristic_timing_or_file() {
     let plan = |candidates: usize| {
         let tuning = GemmTuning { candidates, file: Some(rig.cache().join("gemm.json")) };
         let options = CudaOptions { gemm_tuning: Some(tuning), ..rig.options() };
-        let device = Device::cuda_with(&options).unwrap();
+        let device = Device::cuda_with_options(&options).unwrap();
         let from = count();
         product(&device);
         product(&device);

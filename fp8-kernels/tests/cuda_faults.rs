@@ -73,7 +73,7 @@ struct Survey {
 impl Survey {
     fn new(rig: &Rig, options: &CudaOptions, first_scale: f32) -> Self {
         // What is read between the stages is read from a step of its own: reading is calls, too.
-        let device = Device::cuda_with(options).unwrap();
+        let device = Device::cuda_with_options(options).unwrap();
         let mut step = Step::new(&device, first_scale).unwrap();
         let (prepared, parameters) = (step.scaling().unwrap(), step.parameters().unwrap());
         let x = step.quantize().unwrap();
@@ -89,7 +89,7 @@ impl Survey {
         rig.control.set("reset_calls", "").unwrap();
         let mut ends = Vec::new();
         let mut end = |stage| ends.push((stage, rig.control.calls()));
-        let device = Device::cuda_with(options).unwrap();
+        let device = Device::cuda_with_options(options).unwrap();
         end(Stage::Open);
         let mut step = Step::new(&device, first_scale).unwrap();
         end(Stage::Prepare);
@@ -121,7 +121,7 @@ impl Survey {
 /// The step with one call that fails, wherever that is; what failed, once all else was found to be right. `poisons`: in the
 /// optimizer the device is of no use any more.
 fn disturbed(options: &CudaOptions, survey: &Survey, poisons: bool) -> Option<(Stage, Error)> {
-    let device = match Device::cuda_with(options) {
+    let device = match Device::cuda_with_options(options) {
         Ok(device) => device,
         Err(error) => return Some((Stage::Open, error)),
     };

@@ -15,7 +15,7 @@ const BOTH: [CudaAllocator; 2] = [CudaAllocator::Caching, CudaAllocator::Exact];
 const LEN: usize = 300;
 
 fn open(rig: &Rig, allocator: CudaAllocator) -> Device {
-    Device::cuda_with(&CudaOptions { allocator: Some(allocator), ..rig.options() }).unwrap()
+    Device::cuda_with_options(&CudaOptions { allocator: Some(allocator), ..rig.options() }).unwrap()
 }
 
 fn filled(value: f32, device: &Device) -> Result<Tensor> {

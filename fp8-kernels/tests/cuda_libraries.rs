@@ -46,7 +46,7 @@ fn folder(names: &[&str]) -> TempDir {
 }
 
 fn open(library: impl Into<PathBuf>) -> Result<Device, Error> {
-    Device::cuda_with(&CudaOptions { library: Some(library.into()), ..CudaOptions::default() })
+    Device::cuda_with_options(&CudaOptions { library: Some(library.into()), ..CudaOptions::default() })
 }
 
 /// Returns the outcome of a step on a device, as text.
@@ -219,7 +219,7 @@ fn opens_wrong_libraries() {
     );
 
     let second = CudaOptions { ordinal: 1, library: Some(library()), ..CudaOptions::default() };
-    let error = Device::cuda_with(&second).unwrap_err().to_string();
+    let error = Device::cuda_with_options(&second).unwrap_err().to_string();
     assert_eq!(error, "device: ordinal = 1: the driver lists 1 GPUs, numbered from 0");
     device.synchronize().unwrap();
 }

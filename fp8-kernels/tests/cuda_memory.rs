@@ -10,7 +10,7 @@ use cuda::step::Step;
 use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Shape, Tensor};
 
 fn open(rig: &Rig, allocator: CudaAllocator) -> Device {
-    Device::cuda_with(&CudaOptions { allocator: Some(allocator), ..rig.options() }).unwrap()
+    Device::cuda_with_options(&CudaOptions { allocator: Some(allocator), ..rig.options() }).unwrap()
 }
 
 /// `(requested, free, total)` of an out-of-memory error.
@@ -107,7 +107,7 @@ fn a_size_beyond_every_address_is_an_error() {
 fn without_room_for_itself_a_device_is_not_opened() {
     let rig = Rig::new();
     rig.control.set("memory_limit", "31").unwrap();
-    assert_eq!(out_of_memory(Device::cuda_with(&rig.options())), [32, 31, 31]);
+    assert_eq!(out_of_memory(Device::cuda_with_options(&rig.options())), [32, 31, 31]);
     rig.finish();
 }
 

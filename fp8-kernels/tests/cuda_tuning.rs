@@ -16,7 +16,7 @@ const PRODUCTS: &str = "cublasLtMatmul";
 
 fn open(rig: &Rig, candidates: usize, file: &Path) -> Device {
     let gemm_tuning = Some(GemmTuning { candidates, file: Some(file.to_owned()) });
-    Device::cuda_with(&CudaOptions { gemm_tuning, ..rig.options() }).unwrap()
+    Device::cuda_with_options(&CudaOptions { gemm_tuning, ..rig.options() }).unwrap()
 }
 
 fn product(device: &Device, rows: usize) -> Vec<f32> {
@@ -106,7 +106,7 @@ fn more_candidates_than_any_product_has_are_refused() {
     let rig = Rig::new();
     let open = |candidates| {
         let gemm_tuning = Some(GemmTuning { candidates, file: None });
-        Device::cuda_with(&CudaOptions { gemm_tuning, ..rig.options() })
+        Device::cuda_with_options(&CudaOptions { gemm_tuning, ..rig.options() })
     };
     for candidates in [GemmTuning::MOST_CANDIDATES + 1, 1_000_000_000_000, usize::MAX] {
         let error = open(candidates).unwrap_err().to_string();

@@ -78,7 +78,7 @@ fn operands_on_two_devices() {
         library: Some(fp8_cuda_sim::library_path().unwrap()),
         ..fp8_kernels::CudaOptions::default()
     };
-    let [gpu, other] = [(); 2].map(|()| Device::cuda_with(&options).unwrap());
+    let [gpu, other] = [(); 2].map(|()| Device::cuda_with_options(&options).unwrap());
     let x = floats([2]);
     let [on_gpu, on_other] = [&gpu, &other].map(|device| x.to_device(device).unwrap());
     refused! {

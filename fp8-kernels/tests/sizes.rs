@@ -206,7 +206,7 @@ fn a_device_of_an_impossible_number_is_refused() {
     let rig = Rig::new();
     for ordinal in SIZES.into_iter().filter(|&ordinal| ordinal > 0) {
         let options = CudaOptions { ordinal, ..rig.options() };
-        assert!(Device::cuda_with(&options).is_err(), "{ordinal}");
+        assert!(Device::cuda_with_options(&options).is_err(), "{ordinal}");
     }
     rig.finish();
 }

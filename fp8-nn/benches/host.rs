@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let library = library_path().unwrap();
     let control = Control::open(&library).unwrap();
     let options = CudaOptions { library: Some(library), ..CudaOptions::default() };
-    let device = Device::cuda_with(&options).unwrap();
+    let device = Device::cuda_with_options(&options).unwrap();
     println!("{}, its kernels switched off", device.description());
     let mut total = 0;
     println!("| Linear forward | us a call | launches | calls of libraries | heap allocations |");

@@ -39,7 +39,7 @@ fn step<M: Module>(
     let (y, saved) = model.forward(&mut cx, x).unwrap();
     cx.commit().unwrap();
     black_box(y);
-    scaling.backward_with(|cx| model.backward(cx, saved, dy)).unwrap()
+    scaling.in_backward(|cx| model.backward(cx, saved, dy)).unwrap()
 }
 
 fn linear(c: &mut Criterion) {

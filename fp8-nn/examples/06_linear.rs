@@ -26,8 +26,8 @@ fn main() -> Result<()> {
             noise([rows, in_features], grow, &mut rng)?,
             noise([rows, out_features], 0.01 / grow, &mut rng)?,
         );
-        let (_y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
-        scaling.backward_with(|cx| fc.backward(cx, saved, &dy))?;
+        let (_y, saved) = scaling.in_autocast(&recipe, |cx| fc.forward(cx, &x))?;
+        scaling.in_backward(|cx| fc.backward(cx, saved, &dy))?;
         let reports = scaling.slot_reports()?;
         let slot = |name: &str| reports.iter().find(|slot| *slot.name == *name);
         if let (Some(x), Some(dy)) = (slot("fc.input"), slot("fc.grad_output")) {
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
 
     // A scope left by an error has changed nothing.
     let before = scaling.state()?;
-    let failed = scaling.autocast_with(&recipe, |cx| {
+    let failed = scaling.in_autocast(&recipe, |cx| {
         fc.forward(cx, &noise([rows, in_features], 1e6, &mut rng)?)?;
         fc.forward(cx, &noise([rows, in_features + 1], 1.0, &mut rng)?)
     });
@@ -67,7 +67,7 @@ fn step(fc: &mut Linear, recipe: &Recipe, enabled: bool, x: &Tensor, dy: &Tensor
     let mut cx = scaling.scope(recipe, &AutocastOptions { enabled, ..Default::default() })?;
     let (y, saved) = fc.forward(&mut cx, x)?;
     cx.commit()?;
-    let dx = scaling.backward_with(|cx| fc.backward(cx, saved, dy))?;
+    let dx = scaling.in_backward(|cx| fc.backward(cx, saved, dy))?;
     Ok([y.to_f32_vec()?, dx.to_f32_vec()?, fc.weight().main_grad().to_f32_vec()?])
 }
 

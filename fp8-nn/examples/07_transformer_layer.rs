@@ -37,7 +37,7 @@ impl<M: Module> Job<M> {
             let square: f32 = difference.to_f32_vec()?.iter().map(|d| d * d).sum();
             losses.push(square / y.numel() as f32);
             let dy = ops::scale(&difference, 2.0 / y.numel() as f32)?;
-            self.scaling.backward_with(|cx| self.model.backward(cx, saved, &dy))?;
+            self.scaling.in_backward(|cx| self.model.backward(cx, saved, &dy))?;
             self.optimizer.step(&mut self.model, 1e-2)?;
             zero_grad(&mut self.model)?;
         }

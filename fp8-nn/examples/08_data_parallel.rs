@@ -174,9 +174,9 @@ fn train(group: Option<&Group>, case: &Case, bad_step: Option<usize>) -> Result<
         }
         let mut cx = scaling.scope(&recipe, &scope)?;
         let (mut loss, saved) =
-            model.loss_with(&mut cx, &ids, &targets, cross_entropy, &SequenceInfo::default())?;
+            model.loss_with_info(&mut cx, &ids, &targets, cross_entropy, &SequenceInfo::default())?;
         cx.commit()?;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
         if let Some(group) = group {
             all_reduce_gradients(&mut model, &**group)?;
             loss = group.all_reduce("loss", &loss, ReduceOp::Sum)?;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Put your own text here. The last tenth of it is held out.
-const TEXT: &[u8] = include_bytes!("../data/shakespeare.txt");
+const TEXT: &[u8] = include_bytes!("../../fp8-cli/data/shakespeare.txt");
 /// Bytes in a sequence, and sequences in a micro-batch.
 const SEQ: usize = 32;
 const MICRO_BATCH: usize = 4;
@@ -64,7 +64,7 @@ impl Training {
             let (ids, targets) = batch(text, &starts, &self.device)?;
             let mut cx = self.scaling.autocast(&self.recipe)?;
             let (part, saved) =
-                self.model.loss_with(&mut cx, &ids, &targets, mean, &SequenceInfo::default())?;
+                self.model.loss_with_info(&mut cx, &ids, &targets, mean, &SequenceInfo::default())?;
             cx.commit()?; // updates the scales of activations and weights
             let mut cx = self.scaling.backward()?;
             self.model.loss_backward(&mut cx, saved)?; // adds to the gradients
@@ -83,8 +83,8 @@ impl Training {
         let text = &TEXT[TEXT.len() / 10 * 9..];
         let starts: Vec<usize> = (0..16).map(|window| window * 1000).collect();
         let (ids, targets) = batch(text, &starts, &self.device)?;
-        let mut cx = self.scaling.eval(&self.recipe)?;
-        Ok(self.model.loss(&mut cx, &ids, &targets)?.0.item()?)
+        let loss = self.scaling.in_eval(&self.recipe, |cx| Ok(self.model.loss(cx, &ids, &targets)?.0))?;
+        Ok(loss.item()?)
     }
 
     fn save(&self, dir: &Path, step: u64) -> Result<()> {

@@ -97,7 +97,7 @@ fn train() -> Result<(), Failure> {
     for step in 0..STEPS {
         let (ids, targets) = batch(step, rank, world_size, &device)?;
         let mut cx = scaling.autocast(&recipe)?;
-        let (loss, saved) = model.loss_with(&mut cx, &ids, &targets, mean, &SequenceInfo::default())?;
+        let (loss, saved) = model.loss_with_info(&mut cx, &ids, &targets, mean, &SequenceInfo::default())?;
         cx.commit()?; // one all-reduce of the amaxes of activations and weights
         let mut cx = scaling.backward()?;
         model.loss_backward(&mut cx, saved)?;

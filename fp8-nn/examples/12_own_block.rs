@@ -7,7 +7,7 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::{SeedableRng, rngs::StdRng};
 use fp8_nn::{LinearSaved, TransformerLayerSaved};
 
-const TEXT: &[u8] = include_bytes!("../data/shakespeare.txt");
+const TEXT: &[u8] = include_bytes!("../../fp8-cli/data/shakespeare.txt");
 const SEQ: usize = 32;
 
 /// `y = b + b ⊙ u` with `b = base(x)` and `u = up(relu(down(b)))`. With `up` = 0 it is the block itself.
@@ -48,16 +48,16 @@ impl Module for Adapted {
     type Saved = (TransformerLayerSaved, AdapterSaved);
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
-        self.forward_with(cx, x, &SequenceInfo::default())
+        self.forward_with_info(cx, x, &SequenceInfo::default())
     }
 
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         i: &SequenceInfo,
     ) -> Result<(Tensor, Self::Saved)> {
-        let (b, base) = self.base.forward_with(cx, x, i)?;
+        let (b, base) = self.base.forward_with_info(cx, x, i)?;
         let (y, adapter) = self.adapt(cx, b)?;
         Ok((y, (base, adapter)))
     }
@@ -102,8 +102,8 @@ fn train(model: &mut Gpt, f: fn(u8) -> u8) -> Result<[f32; 2]> {
     let mut losses = Vec::new();
     for i in (0..512).step_by(8) {
         let (ids, targets) = (ops::rows(&ids, i..i + 8)?, ops::rows(&targets, i..i + 8)?);
-        let (loss, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &ids, &targets))?;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        let (loss, saved) = scaling.in_autocast(&recipe, |cx| model.loss(cx, &ids, &targets))?;
+        scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
         optimizer.step(model, 3e-3)?;
         zero_grad(model)?;
         losses.push(loss.item()?);

@@ -4,7 +4,7 @@
 //! was passed and what would be right. Floats of any kind are accepted: layers cast them to the dtype they compute in.
 
 use crate::{Error, Result};
-use fp8_kernels::{DType, Device, Operand, Shape, Tensor};
+use fp8_kernels::{DType, Device, Fp8Tensor, Operand, Shape, Tensor};
 use std::sync::Arc;
 
 /// A tensor or operand that a caller passed to a layer. Each check returns the argument, or an error.
@@ -29,6 +29,11 @@ impl<'a> Argument<'a> {
     pub(crate) fn operand(layer: &'a str, name: &'static str, operand: &'a Operand) -> Self {
         let dtype = operand.as_high().map(Tensor::dtype);
         Self { layer, name, shape: operand.shape(), device: operand.device(), dtype }
+    }
+
+    /// `name` is what errors call the codes.
+    pub(crate) fn codes(layer: &'a str, name: &'static str, codes: &'a Fp8Tensor) -> Self {
+        Self { layer, name, shape: codes.shape(), device: codes.device(), dtype: None }
     }
 
     /// Refuses a dtype that is not a float.

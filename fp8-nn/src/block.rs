@@ -30,10 +30,10 @@ use std::any::{Any, type_name};
 ///     type Saved = fp8_nn::TransformerLayerSaved;
 ///
 ///     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
-///         self.forward_with(cx, x, &SequenceInfo::default())
+///         self.forward_with_info(cx, x, &SequenceInfo::default())
 ///     }
-///     fn forward_with(&self, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo) -> Result<(Tensor, Self::Saved)> {
-///         let (y, saved) = self.inner.forward_with(cx, x, info)?;
+///     fn forward_with_info(&self, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo) -> Result<(Tensor, Self::Saved)> {
+///         let (y, saved) = self.inner.forward_with_info(cx, x, info)?;
 ///         Ok((mean(x, &y)?, saved))
 ///     }
 ///     fn backward(&mut self, cx: &mut Backward<'_>, saved: Self::Saved, dy: &Tensor) -> Result<Tensor> {
@@ -68,13 +68,13 @@ use std::any::{Any, type_name};
 ///
 /// [`TransformerLayer`]: crate::TransformerLayer
 pub trait Block: Module + 'static {
-    /// Returns the output of [`forward_with`](Module::forward_with), and keeps nothing for a backward pass. With a cache, the block
+    /// Returns the output of [`forward_with_info`](Module::forward_with_info), and keeps nothing for a backward pass. With a cache, the block
     /// continues the tokens in it: it passes the cache to the one attention that it contains.
     ///
-    /// Default: the output of `forward_with`, for a block whose positions are independent of each other or that is given no cache.
+    /// Default: the output of `forward_with_info`, for a block whose positions are independent of each other or that is given no cache.
     ///
     /// # Errors
-    /// Those of `forward_with`; by default, a cache for a block that is not [positionwise](Module::is_positionwise).
+    /// Those of `forward_with_info`; by default, a cache for a block that is not [positionwise](Module::is_positionwise).
     fn evaluate(
         &self,
         cx: &mut Forward<'_>,
@@ -84,14 +84,14 @@ pub trait Block: Module + 'static {
     ) -> Result<Tensor> {
         if cache.is_some() && !self.is_positionwise() {
             return Err(Error::Option {
-                layer: type_name::<Self>().to_owned(),
+                part: type_name::<Self>().to_owned(),
                 option: "kv_cache",
                 value: "a cache".to_owned(),
                 remedy: "this block does not read one: implement Block::evaluate and Block::kv_heads"
                     .to_owned(),
             });
         }
-        Ok(self.forward_with(cx, x, info)?.0)
+        Ok(self.forward_with_info(cx, x, info)?.0)
     }
 
     /// Returns the number of key and value heads and the size of a head, which the cache has room for. Default: `[0, 0]`, for a block

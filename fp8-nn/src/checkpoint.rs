@@ -22,13 +22,13 @@
 //!
 //! Both need memory for one tensor besides what is saved or loaded.
 
-pub(crate) mod file;
+mod file;
 mod finite;
 mod gradients;
-pub(crate) mod header;
 mod loss_scale;
 mod parameters;
 pub(crate) mod scaling_state;
+pub mod stream;
 mod values;
 
 use crate::data_parallel::LoadedState;
@@ -40,7 +40,7 @@ use fp8_dist::StateDigest;
 use fp8_kernels::DType;
 use fp8_recipe::{Scaling, ScalingState, StateReport};
 pub use parameters::{
-    LoadParametersOptions, LoadedParameters, load_parameters, load_parameters_with, save_parameters,
+    LoadParametersOptions, LoadedParameters, load_parameters, load_parameters_with_options, save_parameters,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
 const USER: &str = "user.";
 
-/// The result of [`load`]. The examples of [`save`] and [`save_with`] read its fields.
+/// The result of [`load`]. The examples of [`save`] and [`save_with_options`] read its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// The caller's metadata, as [`metadata`] returns it.
@@ -71,11 +71,11 @@ pub struct Loaded {
     /// used so far. It is complete for recipes that were passed to [`Scaling::prepare`]. Other recipes appear in
     /// [`Scaling::state_report`] after their first scope.
     pub scaling: StateReport,
-    /// The parameters whose gradients no step had used when the file was saved, and which [`save_with`] did not save.
+    /// The parameters whose gradients no step had used when the file was saved, and which [`save_with_options`] did not save.
     pub without_gradients: Vec<String>,
 }
 
-/// Options of [`save_with`].
+/// Options of [`save_with_options`].
 ///
 /// ```
 /// use fp8_nn::checkpoint::SaveOptions;
@@ -128,7 +128,7 @@ pub fn path(dir: &Path) -> PathBuf {
 ///
 /// # Errors
 /// A gradient to which something was added that no step has used yet: take the step or call [`zero_grad`](crate::zero_grad) first,
-/// or use [`save_with`]. Steps are [`AdamW::step`], also one that was skipped because of its gradients, and
+/// or use [`save_with_options`]. Steps are [`AdamW::step`], also one that was skipped because of its gradients, and
 /// [`Parameter::update`]. A parameter without moments although the optimizer has taken steps and the parameter was never frozen in one; moments of a
 /// parameter that the model does not have: [`load`] would refuse the file. A folder or file that cannot be written. In all these
 /// cases the old checkpoint is untouched. A folder that cannot be flushed to disk: the new checkpoint is in place, and the error
@@ -140,7 +140,7 @@ pub fn save(
     scaling: &Scaling,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    save_with(dir, model, optimizer, scaling, metadata, &SaveOptions::default())
+    save_with_options(dir, model, optimizer, scaling, metadata, &SaveOptions::default())
 }
 
 /// Does what [`save`] does, with options.
@@ -158,7 +158,7 @@ pub fn save(
 /// let refused = checkpoint::save(&dir, &model, &optimizer, &scaling, &Default::default()).unwrap_err();
 /// assert!(refused.to_string().contains("the gradient of `fc.weight`"));
 /// let options = SaveOptions { without_gradients: true };
-/// checkpoint::save_with(&dir, &model, &optimizer, &scaling, &Default::default(), &options)?;
+/// checkpoint::save_with_options(&dir, &model, &optimizer, &scaling, &Default::default(), &options)?;
 /// let loaded = checkpoint::load(&dir, &mut model, &mut optimizer, &mut scaling)?;
 /// assert_eq!(loaded.without_gradients, ["fc.weight"]);
 /// # std::fs::remove_dir_all(&dir).unwrap();
@@ -167,7 +167,7 @@ pub fn save(
 ///
 /// # Errors
 /// Those of [`save`], except that gradients are no reason to refuse with [`SaveOptions::without_gradients`].
-pub fn save_with(
+pub fn save_with_options(
     dir: &Path,
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
@@ -323,8 +323,27 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
     }
 }
 
-/// Returns the caller's metadata and the scaling state of the file of a checkpoint, or `None` if it has parameters alone.
-pub(crate) fn describe(path: &Path) -> Result<Option<(BTreeMap<String, String>, ScalingState)>> {
+/// Reads the caller's metadata and the scaling state of a checkpoint's file ([`path`]), without its tensors. `None` if
+/// [`save_parameters`] wrote the file, which then has neither.
+///
+/// ```
+/// use fp8_nn::{checkpoint, prelude::*};
+/// # let dir = std::env::temp_dir().join(format!("fp8-describe-{}", std::process::id()));
+/// let options = LinearOptions { in_features: 16, out_features: 16, ..Default::default() };
+/// let fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// let (scaling, optimizer) = (Scaling::new(&fc, &Device::cpu())?, AdamW::new(AdamWOptions::default())?);
+/// let metadata = [("data".to_owned(), "plays".to_owned())].into();
+/// checkpoint::save(&dir, &fc, &optimizer, &scaling, &metadata)?;
+///
+/// let (read, state) = checkpoint::describe(&checkpoint::path(&dir))?.ok_or("parameters alone")?;
+/// assert_eq!((read, state), (metadata, scaling.state()?));
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A file that cannot be read, or is no checkpoint of this version.
+pub fn describe(path: &Path) -> Result<Option<(BTreeMap<String, String>, ScalingState)>> {
     if !Reader::open(path)?.all_metadata().contains_key(VERSION_KEY) {
         return Ok(None);
     }

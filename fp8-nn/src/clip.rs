@@ -36,7 +36,7 @@ pub(crate) fn clip_with(
 ) -> Result<Tensor> {
     if max_norm.is_nan() || max_norm <= 0.0 {
         return Err(Error::Option {
-            layer: "clip_grad_norm".to_owned(),
+            part: "clip_grad_norm".to_owned(),
             option: "max_norm",
             value: max_norm.to_string(),
             remedy: "expected greater than 0".to_owned(),

@@ -89,8 +89,8 @@ impl Default for CrossAttentionOptions {
 /// let recipe = Recipe::from(DelayedScaling::default());
 /// let x = Tensor::full(0.5, [2, 3, 32], DType::F32, &device)?;
 /// let encoder_output = Tensor::full(0.25, [2, 7, 48], DType::F32, &device)?;
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward(cx, &x, &encoder_output, &Sequences::Full))?;
-/// let (dx, de) = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| layer.forward(cx, &x, &encoder_output, &Sequences::Full))?;
+/// let (dx, de) = scaling.in_backward(|cx| layer.backward(cx, saved, &y))?;
 /// assert_eq!((y.shape(), dx.shape(), de.shape()), (x.shape(), x.shape(), encoder_output.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -105,7 +105,7 @@ pub struct CrossAttention {
     heads: Heads,
 }
 
-composite!(CrossAttention { q, kv, qk_norm, attention, proj });
+composite!(CrossAttention { q, kv, qk_norm, attention, proj; skip path, heads });
 
 /// The values that the backward pass of [`CrossAttention`] needs.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl CrossAttention {
             let (layer, value) = (path.to_owned(), "true".to_owned());
             let remedy =
                 "queries and keys of cross attention have no common positions: expected false".to_owned();
-            return Err(Error::Option { layer, option: "rope", value, remedy });
+            return Err(Error::Option { part: layer, option: "rope", value, remedy });
         }
         let heads = Heads::new(path, hidden_size, &attention)?;
         let encoder_hidden_size = options.encoder_hidden_size.unwrap_or(hidden_size);
@@ -248,7 +248,7 @@ impl CrossAttention {
     /// Returns the parts of `kv`.
     fn two<T>(&self, parts: Vec<T>) -> Result<[T; 2]> {
         <[T; 2]>::try_from(parts).map_err(|parts| Error::Option {
-            layer: self.path.to_string(),
+            part: self.path.to_string(),
             option: "kv",
             value: format!("split into {} parts", parts.len()),
             remedy: "expected key and value".to_owned(),

@@ -10,7 +10,7 @@ mod broadcast_state;
 
 use crate::module::{trainable, trainable_mut};
 use crate::parameter::Event;
-use crate::{Error, Layer, Parameter, Result, parameters, parameters_mut};
+use crate::{Layer, Parameter, Result, parameters, parameters_mut};
 pub use agreement::agree;
 pub(crate) use agreement::{Agreement, LoadedState};
 pub use broadcast_state::broadcast_state;
@@ -137,31 +137,46 @@ pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     parameters.iter_mut().zip(values).try_for_each(|(parameter, value)| parameter.set_stored(value))
 }
 
+/// Replaces the value of one parameter by that of rank `root`, bit for bit: its tensor, or its codes and factors if it is stored
+/// in FP8. On all ranks it has the same shape, dtype and form.
+///
+/// ```
+/// use fp8_nn::fp8_dist::local;
+/// use fp8_nn::prelude::*;
+/// use std::{sync::Arc, thread, time::Duration};
+///
+/// let run = |group: Arc<dyn ProcessGroup>| -> Result<()> {
+///     let value = Tensor::full(group.rank() as f32, [4], DType::F32, &Device::cpu())?;
+///     let mut w = Parameter::new("w", value)?;
+///     broadcast_parameter(&mut w, &*group, 1)?;
+///     assert_eq!(w.tensor().to_f32_vec()?, [1.0; 4]);
+///     Ok(())
+/// };
+/// thread::scope(|scope| {
+///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
+///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+///
+/// # Errors
+/// A rank that left, failed or has another parameter; a step that is being recorded. The parameter keeps its value then.
+pub fn broadcast_parameter(parameter: &mut Parameter, group: &dyn ProcessGroup, root: usize) -> Result<()> {
+    let values = broadcast_value(parameter, group, root)?;
+    if group.rank() == root { Ok(()) } else { own(group, parameter.set_stored(values)) }
+}
+
 /// Broadcasts the tensors of a parameter's value.
-pub(crate) fn broadcast_value(
-    parameter: &Parameter,
-    group: &dyn ProcessGroup,
-    root: usize,
-) -> Result<Vec<Tensor>> {
+fn broadcast_value(parameter: &Parameter, group: &dyn ProcessGroup, root: usize) -> Result<Vec<Tensor>> {
     let name = parameter.name();
     let receive = |(suffix, part)| Ok(group.broadcast(&format!("value of {name}{suffix}"), part, root)?);
     parameter.stored().into_iter().map(receive).collect()
 }
 
 /// Returns `result`. If it is an error, which only this rank has, poisons the group so that the other ranks do not wait.
-pub(crate) fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
+fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
     result.inspect_err(|error| group.poison(&error.to_string()))
-}
-
-/// Converts the error of a group to fp8-dist's error, if it is one.
-pub(crate) fn told<T>(result: fp8_recipe::Result<T>) -> Result<T> {
-    result.map_err(|error| match error {
-        fp8_recipe::Error::Group(error) => match error.downcast() {
-            Ok(error) => Error::Dist(*error),
-            Err(error) => Error::Recipe(fp8_recipe::Error::Group(error)),
-        },
-        error => Error::Recipe(error),
-    })
 }
 
 /// Returns the device of the first parameter, which is that of all parameters.

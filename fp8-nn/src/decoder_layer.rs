@@ -101,8 +101,8 @@ impl Default for TransformerDecoderLayerOptions {
 /// let lengths = Tensor::from_vec(vec![7i32, 5], [2], &device)?;
 /// let (own, cross) = (SequenceInfo::default(), Sequences::padded(&lengths));
 /// let forward = |cx: &mut Forward<'_>| block.forward(cx, &x, &encoder_output, &own, &cross);
-/// let (y, saved) = scaling.autocast_with(&recipe, forward)?;
-/// let (dx, de) = scaling.backward_with(|cx| block.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, forward)?;
+/// let (dx, de) = scaling.in_backward(|cx| block.backward(cx, saved, &y))?;
 /// assert_eq!((y.shape(), dx.shape(), de.shape()), (x.shape(), x.shape(), encoder_output.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -115,7 +115,7 @@ pub struct TransformerDecoderLayer {
     residual: Residual,
 }
 
-composite!(TransformerDecoderLayer { attention, cross_attention, mlp });
+composite!(TransformerDecoderLayer { attention, cross_attention, mlp; skip path, residual });
 
 /// The values that the backward pass of [`TransformerDecoderLayer`] needs.
 #[derive(Debug)]
@@ -225,7 +225,8 @@ impl TransformerDecoderLayer {
             self.attention.check_input(&self.path, x, own)?;
             self.cross_attention.check_inputs(&self.path, x, encoder_output, cross)?;
             let encoder_output = residual.input_of_branch(cx, encoder_output)?;
-            let (a, attention) = self.attention.forward_with(cx, &residual.input_of_branch(cx, x)?, own)?;
+            let (a, attention) =
+                self.attention.forward_with_info(cx, &residual.input_of_branch(cx, x)?, own)?;
             let (r, of_attention) = residual.add(cx, x, &a)?;
             let input = residual.input_of_branch(cx, &r)?;
             let (c, cross_attention) = self.cross_attention.forward(cx, &input, &encoder_output, cross)?;

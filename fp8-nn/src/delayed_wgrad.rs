@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 /// let mut scaling = Scaling::new(&fc, &device)?;
 /// let x = Tensor::full(1.0, [4, 32], DType::F32, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| fc.forward(cx, &x))?;
 ///
 /// let mut cx = scaling.backward()?;
 /// cx.delay_wgrad();

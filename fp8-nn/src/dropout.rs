@@ -14,7 +14,7 @@ impl Rate {
             return Ok(Self(p));
         }
         let remedy = "expected a probability of at least 0 and less than 1".to_owned();
-        Err(Error::Option { layer: layer.to_owned(), option, value: p.to_string(), remedy })
+        Err(Error::Option { part: layer.to_owned(), option, value: p.to_string(), remedy })
     }
 
     /// Draws a mask. `None` if nothing is dropped: with probability 0, and in an evaluation.

@@ -48,7 +48,7 @@ impl Default for EmbeddingOptions {
 /// let mut scaling = Scaling::new(&table, &device)?;
 /// let ids = Tensor::from_vec(vec![7i32, 7, 2], [1, 3], &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| table.forward(cx, &ids))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| table.forward(cx, &ids))?;
 /// assert_eq!(&**y.shape(), [1, 3, 4]);
 /// table.backward(&saved, &Tensor::full(1.0, [1, 3, 4], DType::F32, &device)?)?;
 /// let gradient = parameters(&table)[0].main_grad().to_f32_vec()?;

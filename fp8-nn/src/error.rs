@@ -87,10 +87,10 @@ pub enum Error {
         layer: String,
     },
     /// An option outside its range.
-    #[error("{layer}: {option} = {value}: {remedy}")]
+    #[error("{part}: {option} = {value}: {remedy}")]
     Option {
-        /// The layer or part.
-        layer: String,
+        /// The layer, model or function whose option it is.
+        part: String,
         /// The option.
         option: &'static str,
         /// Its value.
@@ -150,7 +150,7 @@ pub enum Error {
     },
     /// Padding, packed sequences or positions for a layer that would not heed them.
     #[error(
-        "{layer}: it takes no padding, packed sequences or positions: implement Module::forward_with, or \
+        "{layer}: it takes no padding, packed sequences or positions: implement Module::forward_with_info, or \
          Module::is_positionwise if its positions do not depend on each other"
     )]
     SequenceInfo {
@@ -211,10 +211,23 @@ pub enum Error {
     Kernels(#[from] fp8_kernels::Error),
     /// An error of a recipe or scope.
     #[error(transparent)]
-    Recipe(#[from] fp8_recipe::Error),
+    Recipe(fp8_recipe::Error),
     /// An error of a process group.
     #[error(transparent)]
     Dist(#[from] fp8_dist::Error),
+}
+
+/// The error of a group becomes [`Error::Dist`] again, on its way through a recipe too.
+impl From<fp8_recipe::Error> for Error {
+    fn from(error: fp8_recipe::Error) -> Self {
+        match error {
+            fp8_recipe::Error::Group(error) => match error.downcast() {
+                Ok(error) => Self::Dist(*error),
+                Err(error) => Self::Recipe(fp8_recipe::Error::Group(error)),
+            },
+            error => Self::Recipe(error),
+        }
+    }
 }
 
 /// Writes the same sentence as `Display`, so that `fn main() -> Result<()>` and `unwrap` print it.

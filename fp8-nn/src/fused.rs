@@ -165,8 +165,8 @@ impl Linear {
     /// let mut scaling = Scaling::new(&mlp, &device)?;
     /// let recipe = Recipe::from(DelayedScaling::default());
     /// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
-    /// let (y, saved) = scaling.autocast_with(&recipe, |cx| mlp.forward(cx, &x))?;
-    /// let dx = scaling.backward_with(|cx| mlp.backward(cx, saved, &y))?;
+    /// let (y, saved) = scaling.in_autocast(&recipe, |cx| mlp.forward(cx, &x))?;
+    /// let dx = scaling.in_backward(|cx| mlp.backward(cx, saved, &y))?;
     /// assert_eq!(dx.shape(), x.shape());
     /// let quantized = |name: &str| scaling.slot_reports().map(|all| all.iter().any(|slot| &*slot.name == name));
     /// assert!(quantized("mlp.fc2.input")? && quantized("mlp.fc1.grad_output")?);
@@ -186,14 +186,14 @@ impl Linear {
         cx.attempt(|cx| {
             let dtype = precision::compute_dtype(cx, self.path(), input_dtype, self.parameters())?;
             let (y, core, x, ()) =
-                self.forward_with(cx, dtype, input_dtype, None, |slot| Ok((quantize(slot)?, ())))?;
+                self.fused_forward(cx, dtype, input_dtype, None, |slot| Ok((quantize(slot)?, ())))?;
             Ok((in_high_precision(y)?, core.with_input(self.for_wgrad(cx, &x))))
         })
     }
 
     /// Runs [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result. Returns the output, what
     /// backward needs besides the input, the input and the second result. With `output`, a slot of this layer, the output is quantized.
-    pub(crate) fn forward_with<T>(
+    pub(crate) fn fused_forward<T>(
         &self,
         cx: &mut Forward<'_>,
         dtype: DType,
@@ -211,7 +211,7 @@ impl Linear {
             argument.features(weight.shape().last_dim(), "in_features").map(drop)
         };
         let Ran { quantized: x, values, rest } =
-            fused.run(&self.without_wgrad(cx.slot(name)?), quantize, check)?;
+            fused.run(&self.for_gemms(cx.slot(name)?, gemms.wgrad), quantize, check)?;
         if let Some(values) = values {
             cx.measure_sqnr(name, &values, x.operand())?;
         }
@@ -260,7 +260,7 @@ impl Linear {
             let (dtype, in_fp8) = (*dtype, self.readers(gemms.dgrad, gemms.wgrad));
             let measures = cx.measures_sqnr(origin);
             let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8, measures };
-            let slot = self.without_wgrad(cx.slot(origin, &self.gemm_slots().grad_output)?);
+            let slot = self.for_gemms(cx.slot(origin, &self.gemm_slots().grad_output)?, gemms.wgrad);
             let ran = fused.run(&slot, quantize, |dy| output.check_operand(dy))?;
             let Ran { quantized: dy, values, rest: db } = ran;
             if let Some(values) = values {

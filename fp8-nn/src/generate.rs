@@ -93,7 +93,7 @@ impl<'m> Generation<'m> {
         let prompts: Vec<&[i32]> = prompts.iter().map(AsRef::as_ref).collect();
         let path = model.path();
         let refuse = |option, value: String, remedy: String| {
-            Err(Error::Option { layer: path.to_owned(), option, value, remedy })
+            Err(Error::Option { part: path.to_owned(), option, value, remedy })
         };
         let counts: Vec<usize> = prompts.iter().map(|prompt| prompt.len()).collect();
         let (batch, longest) = (counts.len(), counts.iter().copied().max().unwrap_or_default());
@@ -173,7 +173,7 @@ impl<'m> Generation<'m> {
         let is_lost = |(&token, &count): (&i32, &usize)| token < 0 && count > 0;
         if let Some(row) = values.iter().zip(&self.counts).position(is_lost) {
             return Err(Error::Option {
-                layer: self.model.path().to_owned(),
+                part: self.model.path().to_owned(),
                 option: "logits",
                 value: format!("NaN or -inf for every token of text {row}"),
                 remedy: "a weight of the model is not finite, or a value overflowed: compute in bf16 or f32, and check the weights"

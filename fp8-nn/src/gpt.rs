@@ -56,8 +56,8 @@ use std::sync::Arc;
 /// let targets = Tensor::from_vec(vec![2i32, 3, 4, 5, 6, 7, 8, 9], [1, 8], &device)?;
 /// let mut losses = Vec::new();
 /// for _ in 0..10 {
-///     let (loss, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &ids, &targets))?;
-///     scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+///     let (loss, saved) = scaling.in_autocast(&recipe, |cx| model.loss(cx, &ids, &targets))?;
+///     scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
 ///     optimizer.step(&mut model, 1e-2)?;
 ///     zero_grad(&mut model)?;
 ///     losses.push(loss.item()?);
@@ -79,7 +79,7 @@ pub struct Gpt {
     has_f32_residual: bool,
 }
 
-composite!(Gpt { embedding, position, blocks, norm, head });
+composite!(Gpt { embedding, position, blocks, norm, head; skip path, max_seq_length, embedding_dropout, has_f32_residual });
 
 /// The values that [`Gpt::backward`] needs.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Gpt {
         )?;
         let mut blocks: Vec<Box<dyn DynBlock>> = Vec::new();
         blocks.try_reserve_exact(num_layers).map_err(|_| Error::Option {
-            layer: path.to_owned(),
+            part: path.to_owned(),
             option: "num_layers",
             value: num_layers.to_string(),
             remedy: "so many blocks do not fit into memory: use fewer".to_owned(),
@@ -131,7 +131,7 @@ impl Gpt {
         let windows = &options.sliding_windows;
         if !(windows.is_empty() || windows.len() == num_layers) || windows.contains(&Some(0)) {
             return Err(Error::Option {
-                layer: path.to_owned(),
+                part: path.to_owned(),
                 option: "sliding_windows",
                 value: format!("{windows:?}"),
                 remedy: format!("expected none, or one of at least 1 for each of the {num_layers} layers"),
@@ -144,7 +144,8 @@ impl Gpt {
         let mut table = None;
         for i in 0..num_layers {
             let (path, options) = (format!("{path}.blocks.{i}"), options.block(i));
-            blocks.push(Box::new(TransformerLayer::with_table(&path, options, &mut table, device, rng)?));
+            blocks
+                .push(Box::new(TransformerLayer::with_rope_table(&path, options, &mut table, device, rng)?));
         }
         let head = LinearOptions {
             in_features: hidden_size,
@@ -172,7 +173,8 @@ impl Gpt {
         })
     }
 
-    pub(crate) fn path(&self) -> &str {
+    /// Returns the path that the names of its parameters begin with.
+    pub fn path(&self) -> &str {
         &self.path
     }
 
@@ -187,7 +189,7 @@ impl Gpt {
     /// Ids that are not `[batch, seq]`, not i32, on another device or out of range; a sequence longer than
     /// `max_seq_length`.
     pub fn forward(&self, cx: &mut Forward<'_>, ids: &Tensor) -> Result<(Tensor, GptSaved)> {
-        self.forward_with(cx, ids, &SequenceInfo::default())
+        self.forward_with_info(cx, ids, &SequenceInfo::default())
     }
 
     /// [`forward`](Self::forward) for ids with padding, packed sequences, or positions of their own. Packed sequences are
@@ -195,7 +197,7 @@ impl Gpt {
     ///
     /// # Errors
     /// As [`forward`](Self::forward); an `info` that does not fit the ids.
-    pub fn forward_with(
+    pub fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         ids: &Tensor,
@@ -210,7 +212,7 @@ impl Gpt {
             }
             let mut blocks = Vec::with_capacity(self.blocks.len());
             for block in &self.blocks {
-                let (y, saved) = block.forward_with_dyn(cx, &x, info)?;
+                let (y, saved) = block.forward_with_info_dyn(cx, &x, info)?;
                 blocks.push(saved);
                 x = y;
             }
@@ -310,16 +312,16 @@ impl Gpt {
         ids: &Tensor,
         targets: &Tensor,
     ) -> Result<(Tensor, GptLossSaved)> {
-        self.loss_with(cx, ids, targets, CrossEntropyOptions::default(), &SequenceInfo::default())
+        self.loss_with_info(cx, ids, targets, CrossEntropyOptions::default(), &SequenceInfo::default())
     }
 
     /// [`loss`](Self::loss) with an id to ignore, or another divisor (the global batch's, in data-parallel training), and for
-    /// padding, packed sequences or positions: see [`forward_with`](Self::forward_with). Padding has targets, too: give them the
+    /// padding, packed sequences or positions: see [`forward_with_info`](Self::forward_with_info). Padding has targets, too: give them the
     /// id to ignore.
     ///
     /// # Errors
     /// As [`loss`](Self::loss); an `info` that does not fit the ids.
-    pub fn loss_with(
+    pub fn loss_with_info(
         &self,
         cx: &mut Forward<'_>,
         ids: &Tensor,
@@ -329,7 +331,7 @@ impl Gpt {
     ) -> Result<(Tensor, GptLossSaved)> {
         cx.attempt(|cx| {
             self.check_targets(ids, targets, info)?;
-            let (logits, model) = self.forward_with(cx, ids, info)?;
+            let (logits, model) = self.forward_with_info(cx, ids, info)?;
             let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
             Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))
         })

@@ -5,6 +5,10 @@
 // the pages here.
 
 #[doc = "[delayed-scaling]: crate::guide::delayed_scaling\n"]
+#[doc = "[recipes-epyc]: https://github.com/fp8-rs/fp8/blob/main/fp8-nn/benches/results/2026-11-23-recipes-epyc.md\n"]
+#[doc = "[fp8-weights-xeon]: https://github.com/fp8-rs/fp8/blob/main/fp8-nn/benches/results/2026-11-23-fp8-weights-xeon.md\n"]
+#[doc = "[attention-f16-xeon]: https://github.com/fp8-rs/fp8/blob/main/fp8-nn/benches/results/2026-11-23-attention-f16-xeon.md\n"]
+#[doc = "[convergence]: https://github.com/fp8-rs/fp8/blob/main/fp8-nn/tests/convergence/main.rs\n"]
 #[doc = include_str!("../docs/which-recipe.md")]
 pub mod which_recipe {}
 
@@ -21,5 +25,6 @@ pub mod delayed_scaling {}
 #[doc = "[which-recipe]: crate::guide::which_recipe\n"]
 #[doc = "[recipe-readme]: fp8_recipe\n"]
 #[doc = "[workspace-readme]: https://github.com/fp8-rs/fp8#compared-with-other-libraries\n"]
+#[doc = "[te-coverage]: https://github.com/fp8-rs/fp8/blob/main/docs/transformer-engine.md\n"]
 #[doc = include_str!("../docs/from-transformer-engine.md")]
 pub mod from_transformer_engine {}

@@ -20,7 +20,7 @@ impl Heads {
             &[("hidden_size", hidden_size), ("num_attention_heads", heads), ("num_gqa_groups", groups)],
         )?;
         let refuse = |option, value: String, remedy: String| {
-            Err(Error::Option { layer: path.to_owned(), option, value, remedy })
+            Err(Error::Option { part: path.to_owned(), option, value, remedy })
         };
         if attention.kv_channels.is_none() && !hidden_size.is_multiple_of(heads) {
             let remedy = format!("expected a divisor of hidden_size {hidden_size}, or kv_channels given");

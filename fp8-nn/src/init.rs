@@ -35,7 +35,7 @@ pub(crate) fn normal(
 pub(crate) fn check_parameter(layer: &str, option: &'static str, shape: impl Into<Shape>) -> Result<()> {
     let shape = shape.into();
     shape.check_size(option).map_err(|_| Error::Option {
-        layer: layer.to_owned(),
+        part: layer.to_owned(),
         option,
         value: shape.to_string(),
         remedy: format!("a parameter has at most {} elements: use smaller sizes", Shape::MAX_NUMEL),
@@ -48,7 +48,7 @@ pub(crate) fn check_params_dtype(layer: &str, dtype: DType) -> Result<()> {
         return Ok(());
     }
     Err(Error::Option {
-        layer: layer.to_owned(),
+        part: layer.to_owned(),
         option: "params_dtype",
         value: dtype.to_string(),
         remedy: "expected f32, bf16 or f16".to_owned(),
@@ -60,7 +60,7 @@ pub(crate) fn check_positive(layer: &str, sizes: &[(&'static str, usize)]) -> Re
     match sizes.iter().find(|(_, size)| *size == 0) {
         None => Ok(()),
         Some((option, _)) => Err(Error::Option {
-            layer: layer.to_owned(),
+            part: layer.to_owned(),
             option,
             value: "0".to_owned(),
             remedy: "expected at least 1".to_owned(),

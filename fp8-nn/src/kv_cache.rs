@@ -86,7 +86,7 @@ impl KvCache {
             return Ok(());
         }
         Err(Error::Option {
-            layer: path.to_owned(),
+            part: path.to_owned(),
             option: "kv_cache",
             value: "tokens computed with other weights".to_owned(),
             remedy: "another model computed them, or this one has changed since: clear the cache".to_owned(),
@@ -102,7 +102,7 @@ impl KvCache {
         device: &Device,
     ) -> Result<Step> {
         let refuse = |option, value: String, remedy: String| {
-            Err(Error::Option { layer: path.to_owned(), option, value, remedy })
+            Err(Error::Option { part: path.to_owned(), option, value, remedy })
         };
         let rows = self.lengths.len();
         if batch != rows || counts.len() != rows {
@@ -319,7 +319,7 @@ impl CachedLayer<'_> {
         for (cache, new, name) in [(&mut *self.keys, k, "keys"), (&mut *self.values, v, "values")] {
             if cache.dtype() != new.dtype() {
                 return Err(Error::Option {
-                    layer: layer.to_owned(),
+                    part: layer.to_owned(),
                     option: "kv_cache",
                     value: cache.dtype().to_string(),
                     remedy: format!(

@@ -50,7 +50,7 @@ impl Default for NormLayerOptions {
 /// let mut scaling = Scaling::new(&norm, &device)?;
 /// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2], &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (y, _) = scaling.autocast_with(&recipe, |cx| norm.forward(cx, &x))?;
+/// let (y, _) = scaling.in_autocast(&recipe, |cx| norm.forward(cx, &x))?;
 /// assert_eq!(y.to_f32_vec()?, [-0.999995, 0.999995]); // (1 − 2) / √(1 + 1e-5)
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -75,7 +75,7 @@ pub struct LayerNorm(NormCore);
 /// let mut scaling = Scaling::new(&norm, &device)?;
 /// let x = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (y, _) = scaling.autocast_with(&recipe, |cx| norm.forward(cx, &x))?;
+/// let (y, _) = scaling.in_autocast(&recipe, |cx| norm.forward(cx, &x))?;
 /// let y = y.to_f32_vec()?;
 /// assert!((y[0] - 3.0 / 12.5f32.sqrt()).abs() < 1e-5 && (y[1] - 4.0 / 12.5f32.sqrt()).abs() < 1e-5);
 /// # Ok::<(), fp8_nn::Error>(())
@@ -114,7 +114,7 @@ impl NormCore {
         init::check_positive(path, &[("hidden_size", hidden_size)])?;
         if !(eps > 0.0 && eps.is_finite()) {
             return Err(Error::Option {
-                layer: path.to_owned(),
+                part: path.to_owned(),
                 option: "eps",
                 value: eps.to_string(),
                 remedy: "expected finite and greater than 0".to_owned(),

@@ -76,8 +76,8 @@ impl Default for LayerNormLinearOptions {
 /// let mut scaling = Scaling::new(&layer, &device)?;
 /// let recipe = Recipe::from(CurrentScaling::default());
 /// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward(cx, &x))?;
-/// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| layer.forward(cx, &x))?;
+/// let dx = scaling.in_backward(|cx| layer.backward(cx, saved, &y))?;
 /// assert_eq!((&**y.shape(), &**dx.shape()), (&[4, 16][..], &[4, 32][..]));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -88,7 +88,7 @@ pub struct LayerNormLinear {
     recomputes_norm: bool,
 }
 
-composite!(LayerNormLinear { norm, linear });
+composite!(LayerNormLinear { norm, linear; skip recomputes_norm });
 
 /// The values that the backward pass of [`LayerNormLinear`] needs.
 #[derive(Debug)]
@@ -195,10 +195,10 @@ impl LayerNormLinear {
     /// let mut scaling = Scaling::new(&layer, &device)?;
     /// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2], &device)?;
     /// let recipe = Recipe::from(CurrentScaling::default());
-    /// let (y, normed, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_with_layernorm_output(cx, &x))?;
+    /// let (y, normed, saved) = scaling.in_autocast(&recipe, |cx| layer.forward_with_layernorm_output(cx, &x))?;
     /// assert_eq!(normed.to_f32_vec()?, [-0.999995, 0.999995]);
     /// // The gradients of both results.
-    /// let dx = scaling.backward_with(|cx| layer.backward_with_layernorm_output(cx, saved, &y, &normed))?;
+    /// let dx = scaling.in_backward(|cx| layer.backward_with_layernorm_output(cx, saved, &y, &normed))?;
     /// assert_eq!(dx.shape(), x.shape());
     /// # Ok::<(), fp8_nn::Error>(())
     /// ```
@@ -224,7 +224,7 @@ impl LayerNormLinear {
             let (normed, stats) = self.norm.forward(&x)?;
             let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&normed, slot)?, ()));
             let (y, core, operand, ()) =
-                self.linear.forward_with(cx, x.dtype(), x.dtype(), output, quantize)?;
+                self.linear.fused_forward(cx, x.dtype(), x.dtype(), output, quantize)?;
             let operand = self.linear.for_wgrad(cx, &operand);
             let linear = self.saved(cx, core, operand, true);
             Ok((y, normed, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
@@ -263,7 +263,7 @@ impl LayerNormLinear {
             let Entered { x, input_dtype } = self.enter(cx, x)?;
             let dtype = x.dtype();
             let norm = |slot: &Slot<'_>| self.norm.forward_slot(&x, slot);
-            let (y, core, operand, stats) = self.linear.forward_with(cx, dtype, dtype, output, norm)?;
+            let (y, core, operand, stats) = self.linear.fused_forward(cx, dtype, dtype, output, norm)?;
             let operand = self.linear.for_wgrad(cx, &operand);
             let linear = self.saved(cx, core, operand, false);
             Ok((y, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))

@@ -90,8 +90,8 @@ impl Default for LayerNormMlpOptions {
 /// let mut scaling = Scaling::new(&mlp, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
 /// let x = Tensor::full(0.5, [4, 32], DType::F32, &device)?;
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| mlp.forward(cx, &x))?;
-/// let dx = scaling.backward_with(|cx| mlp.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| mlp.forward(cx, &x))?;
+/// let dx = scaling.in_backward(|cx| mlp.backward(cx, saved, &y))?;
 /// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -104,7 +104,7 @@ pub struct LayerNormMlp {
     recomputes_activation: bool,
 }
 
-composite!(LayerNormMlp { fc1, fc2 });
+composite!(LayerNormMlp { fc1, fc2; skip path, activation, recomputes_activation });
 
 /// The values that the backward pass of [`LayerNormMlp`] needs.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl LayerNormMlp {
         init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
         let halves = if activation.is_gated() { 2 } else { 1 };
         let out_features = ffn_hidden_size.checked_mul(halves).ok_or_else(|| Error::Option {
-            layer: path.to_owned(),
+            part: path.to_owned(),
             option: "ffn_hidden_size",
             value: ffn_hidden_size.to_string(),
             remedy: "twice this many rows do not fit into memory".to_owned(),
@@ -243,7 +243,7 @@ impl LayerNormMlp {
     ) -> Result<(Tensor, LayerNormMlpSaved)> {
         let activation = |slot: &Slot<'_>| Ok((ops::activation(&h, self.activation, slot)?, ()));
         let dtype = precision::compute_dtype(cx, self.fc2.path(), h.dtype(), self.fc2.parameters())?;
-        let (y, core, x, ()) = self.fc2.forward_with(cx, dtype, h.dtype(), None, activation)?;
+        let (y, core, x, ()) = self.fc2.fused_forward(cx, dtype, h.dtype(), None, activation)?;
         let y = in_high_precision(y)?;
         let fc2 = if self.recomputes_activation && self.fc2.weight().is_trainable() {
             SavedFc2::WithoutInput { core, snapshot: cx.snapshot() }

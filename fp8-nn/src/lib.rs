@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod atomic_folder;
 mod attention;
 mod block;
 pub mod checkpoint;
@@ -25,9 +24,7 @@ mod generate;
 mod gpt;
 pub mod guide;
 mod heads;
-pub mod hf;
 mod init;
-mod json;
 mod kv_cache;
 mod layer_norm;
 mod layernorm_linear;
@@ -38,7 +35,6 @@ mod module;
 mod multihead_attention;
 mod optimizer;
 mod options;
-pub mod page;
 mod parameter;
 mod pattern;
 mod precision;
@@ -52,15 +48,14 @@ mod schedule;
 mod scopes;
 mod sequence_info;
 mod stack;
-pub mod text;
-mod token_losses;
 mod transformer_layer;
 
-pub use atomic_folder::AtomicFolder;
 pub use block::{Block, CachedLayer, DynBlock};
 pub use clip::clip_grad_norm;
 pub use cross_attention::{CrossAttention, CrossAttentionOptions, CrossAttentionSaved};
-pub use data_parallel::{agree, all_reduce_gradients, broadcast_parameters, broadcast_state};
+pub use data_parallel::{
+    agree, all_reduce_gradients, broadcast_parameter, broadcast_parameters, broadcast_state,
+};
 pub use decoder_layer::{
     TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerDecoderLayerSaved,
 };
@@ -79,14 +74,14 @@ pub use module::{Layer, Module, num_parameters, parameters, parameters_mut, zero
 pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved};
 pub use optimizer::{AdamW, AdamWOptions, ParameterGroup};
 pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
-pub use parameter::Parameter;
+pub use parameter::{Parameter, frozen};
+pub use pattern::matches_name;
 pub use quantize_weights::quantize_weights;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::CosineSchedule;
 pub use scopes::Scopes;
 pub use sequence_info::SequenceInfo;
 pub use stack::{AnySaved, DynModule, Stack};
-pub use token_losses::{TokenLosses, token_losses};
 pub use transformer_layer::{TransformerLayer, TransformerLayerOptions, TransformerLayerSaved};
 
 pub use fp8_dist;

@@ -79,7 +79,7 @@ impl Default for LossScalerOptions {
 ///     let mut cx = scaling.scope(&DelayedScaling::default().into(), &autocast)?;
 ///     let (loss, saved) = model.loss(&mut cx, &ids, &targets)?;
 ///     cx.commit()?;
-///     scaling.backward_with(|cx| model.loss_backward_scaled(cx, saved, &scaler))?;
+///     scaling.in_backward(|cx| model.loss_backward_scaled(cx, saved, &scaler))?;
 ///     let norm = scaler.clip_grad_norm(&mut model, 1.0)?; // of the gradients without the scale
 ///     scaler.step_with_norm(&mut optimizer, &mut model, 1e-3, &norm)?;
 ///     scaler.update()?;
@@ -102,9 +102,9 @@ impl Default for LossScalerOptions {
 /// let scaler = LossScaler::new(LossScalerOptions::default(), &device)?;
 /// let x = Tensor::full(0.5, [16, 32], DType::F16, &device)?;
 ///
-/// let (y, saved) = scaling.autocast_with(&DelayedScaling::default().into(), |cx| layer.forward(cx, &x))?;
+/// let (y, saved) = scaling.in_autocast(&DelayedScaling::default().into(), |cx| layer.forward(cx, &x))?;
 /// let dy = Tensor::full(1.0, *y.shape(), y.dtype(), &device)?; // the gradient of a sum
-/// scaling.backward_with(|cx| {
+/// scaling.in_backward(|cx| {
 ///     let scaled = scaler.scale(cx, &dy)?; // infinite: f16 ends at 65504
 ///     layer.backward(cx, saved, &scaled)?;
 ///     scaler.check(cx, &layer)
@@ -165,7 +165,7 @@ impl LossScaler {
         rule(&options).check("LossScaler")?;
         if !(init_scale.is_finite() && init_scale >= f32::MIN_POSITIVE) {
             return Err(Error::Option {
-                layer: "LossScaler".to_owned(),
+                part: "LossScaler".to_owned(),
                 option: "init_scale",
                 value: init_scale.to_string(),
                 remedy: "expected a finite number of at least 2⁻¹²⁶, such as 65536".to_owned(),
@@ -231,8 +231,8 @@ impl LossScaler {
     /// # let mut scaling = Scaling::new(&fc, &device)?;
     /// # let x = Tensor::full(0.5, [16, 32], DType::F32, &device)?;
     /// let scaler = LossScaler::new(LossScalerOptions::default(), &device)?;
-    /// let (y, saved) = scaling.autocast_with(&DelayedScaling::default().into(), |cx| fc.forward(cx, &x))?;
-    /// scaling.backward_with(|cx| {
+    /// let (y, saved) = scaling.in_autocast(&DelayedScaling::default().into(), |cx| fc.forward(cx, &x))?;
+    /// scaling.in_backward(|cx| {
     ///     let dy = scaler.scale(cx, &y)?;
     ///     fc.backward(cx, saved, &dy)?;
     ///     scaler.check(cx, &fc)

@@ -67,9 +67,9 @@ pub trait Layer: Slots + Debug + Send {
 /// let mut scaling = Scaling::new(&fc, &device)?;
 /// let x = Tensor::full(1.0, [4, 32], DType::F32, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (_, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
+/// let (_, saved) = scaling.in_autocast(&recipe, |cx| fc.forward(cx, &x))?;
 /// let dy = Tensor::full(1.0, [5, 16], DType::F32, &device)?;
-/// let refused = scaling.backward_with(|cx| fc.backward(cx, saved, &dy)).unwrap_err();
+/// let refused = scaling.in_backward(|cx| fc.backward(cx, saved, &dy)).unwrap_err();
 /// assert_eq!(refused.to_string(), "fc: dy of shape [5, 16]: expected [4, 16], the output's shape");
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -77,7 +77,7 @@ pub trait Layer: Slots + Debug + Send {
 /// ```compile_fail,E0382
 /// # use fp8_nn::prelude::*;
 /// fn twice(fc: &mut Linear, scaling: &mut Scaling, recipe: &Recipe, x: &Tensor) -> Result<()> {
-///     let (y, saved) = scaling.autocast_with(recipe, |cx| fc.forward(cx, x))?;
+///     let (y, saved) = scaling.in_autocast(recipe, |cx| fc.forward(cx, x))?;
 ///     let mut cx = scaling.backward()?;
 ///     fc.backward(&mut cx, saved, &y)?;
 ///     fc.backward(&mut cx, saved, &y)?;
@@ -103,7 +103,7 @@ pub trait Module: Layer {
     /// # Errors
     /// Those of [`forward`](Self::forward); an `info` that does not fit the input; an `info` that says anything, for a layer that
     /// has no such method of its own and is not positionwise.
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
@@ -251,7 +251,8 @@ impl<L: Layer> Layer for Vec<L> {
 }
 
 /// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the
-/// fields that are layers, in the order in which parameters are visited.
+/// fields that are layers, in the order in which parameters are visited, and behind `; skip` those that are not. A field that
+/// is not listed does not compile, so that no layer is forgotten and never trained.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -262,13 +263,34 @@ impl<L: Layer> Layer for Vec<L> {
 ///     fc2: Linear,
 /// }
 /// composite!(Mlp { fc1, fc2 });
+///
+/// #[derive(Debug)]
+/// struct Scaled {
+///     mlp: Mlp,
+///     factor: f32,
+/// }
+/// composite!(Scaled { mlp; skip factor });
+/// ```
+///
+/// ```compile_fail
+/// # use fp8_nn::prelude::*;
+/// #[derive(Debug)]
+/// struct Mlp {
+///     norm: RmsNorm,
+///     fc: Linear,
+/// }
+/// composite!(Mlp { fc }); // the norm would never train
 /// ```
 #[macro_export]
 macro_rules! composite {
-    ($layer:ident $(<$inner:ident>)? { $($child:tt),+ $(,)? }) => {
+    ($layer:ident $(<$inner:ident>)? { $($child:tt),+ $(,)? $(; skip $($other:tt),+ $(,)?)? }) => {
         const _: () = {
             use $crate::fp8_recipe::{SlotName, Slots};
             use $crate::{Layer, Parameter};
+            // A pattern without `..` names every field.
+            fn _every_field_is_listed $(<$inner: $crate::Module>)? (layer: &$layer $(<$inner>)?) {
+                let $layer { $($child: _,)+ $($($other: _,)+)? } = layer;
+            }
             impl $(<$inner: $crate::Module>)? Slots for $layer $(<$inner>)? {
                 fn slots(&self, f: &mut dyn FnMut(&SlotName)) {
                     $(self.$child.slots(f);)+

@@ -104,8 +104,8 @@ impl Default for MultiheadAttentionOptions {
 /// // Only the first four positions of the second sequence are real.
 /// let lengths = Tensor::from_vec(vec![6i32, 4], [2], &device)?;
 /// let info = SequenceInfo::padded(&lengths);
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_with(cx, &x, &info))?;
-/// let dx = scaling.backward_with(|cx| layer.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| layer.forward_with_info(cx, &x, &info))?;
+/// let dx = scaling.in_backward(|cx| layer.backward(cx, saved, &y))?;
 /// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -122,7 +122,7 @@ pub struct MultiheadAttention {
     head_dim: usize,
 }
 
-composite!(MultiheadAttention { qkv, qk_norm, attention, proj });
+composite!(MultiheadAttention { qkv, qk_norm, attention, proj; skip path, rope, heads, groups, head_dim });
 
 /// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
@@ -265,7 +265,7 @@ impl MultiheadAttention {
     /// Returns the parts of `qkv`.
     fn three<T>(&self, parts: Vec<T>) -> Result<[T; 3]> {
         <[T; 3]>::try_from(parts).map_err(|parts| Error::Option {
-            layer: self.path.to_string(),
+            part: self.path.to_string(),
             option: "qkv",
             value: format!("qkv split into {} parts", parts.len()),
             remedy: "expected query, key and value".to_owned(),
@@ -278,7 +278,7 @@ impl MultiheadAttention {
     /// [`backward_with_layernorm_output`]: Self::backward_with_layernorm_output
     ///
     /// # Errors
-    /// Those of [`forward_with`](Module::forward_with); a layer without `input_layernorm`.
+    /// Those of [`forward_with_info`](Module::forward_with_info); a layer without `input_layernorm`.
     pub fn forward_with_layernorm_output(
         &self,
         cx: &mut Forward<'_>,
@@ -405,7 +405,7 @@ impl MultiheadAttention {
             return Ok(());
         }
         Err(Error::Option {
-            layer: self.path.to_string(),
+            part: self.path.to_string(),
             option: "kv_cache",
             value: "a cache".to_owned(),
             remedy: "its queries see keys to their right, which are not known yet: create the layer with causal = true"
@@ -462,10 +462,10 @@ impl Module for MultiheadAttention {
     type Saved = MultiheadAttentionSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        self.forward_with(cx, x, &SequenceInfo::default())
+        self.forward_with_info(cx, x, &SequenceInfo::default())
     }
 
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,

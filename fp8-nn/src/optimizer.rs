@@ -135,7 +135,7 @@ impl AdamW {
         let AdamWOptions { beta1, beta2, eps, weight_decay, ref groups, .. } = options;
         let error = |option, value: f32, remedy: &str| {
             let (layer, remedy) = ("AdamW".to_owned(), remedy.to_owned());
-            Err(Error::Option { layer, option, value: value.to_string(), remedy })
+            Err(Error::Option { part: layer, option, value: value.to_string(), remedy })
         };
         for (option, value) in [("beta1", beta1), ("beta2", beta2)] {
             if !(0.0..1.0).contains(&value) {

@@ -242,7 +242,7 @@ impl FromStr for RecomputeLevel {
 
     fn from_str(name: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|level| level.name() == name).ok_or_else(|| Error::Option {
-            layer: "RecomputeLevel".to_owned(),
+            part: "RecomputeLevel".to_owned(),
             option: "name",
             value: name.to_owned(),
             remedy: format!("expected one of {}", Self::ALL.map(Self::name).join(", ")),

@@ -287,7 +287,7 @@ impl Parameter {
     /// The error of a backward pass that lacks the input of `layer`, because this weight was frozen in the forward pass.
     pub(crate) fn was_frozen(&self, layer: &str) -> Error {
         Error::Option {
-            layer: layer.to_owned(),
+            part: layer.to_owned(),
             option: "set_trainable",
             value: self.is_trainable.to_string(),
             remedy: "the weight was frozen in the forward pass, which kept nothing for its gradient: run that again".to_owned(),
@@ -374,8 +374,19 @@ thread_local! {
     static CREATED_FROZEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f`, in which new parameters are frozen: no gradients are allocated for a model that will not be trained.
-pub(crate) fn frozen<T>(f: impl FnOnce() -> T) -> T {
+/// Runs `f`, in which new parameters are [frozen](Parameter::set_trainable) from the start: no gradients are allocated for a model
+/// that will not be trained. It holds for parameters that this thread makes.
+///
+/// ```
+/// use fp8_nn::prelude::*;
+///
+/// let options = LinearOptions { in_features: 64, out_features: 32, ..Default::default() };
+/// let fc = fp8_nn::frozen(|| Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng()))?;
+/// assert!(!fc.weight().is_trainable());
+/// assert_eq!(fc.weight().main_grad().numel(), 0);
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+pub fn frozen<T>(f: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {

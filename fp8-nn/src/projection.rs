@@ -100,7 +100,7 @@ impl Projection {
             Self::Plain(_) => {
                 let remedy = "expected a norm, whose output is asked for".to_owned();
                 let (layer, value) = (layer.to_owned(), "None".to_owned());
-                Err(Error::Option { layer, option: "input_layernorm", value, remedy })
+                Err(Error::Option { part: layer, option: "input_layernorm", value, remedy })
             }
             Self::Normed(linear) => {
                 let (y, normed, saved) = linear.forward_with_layernorm_output_to(cx, x, output)?;

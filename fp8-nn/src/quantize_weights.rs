@@ -73,8 +73,8 @@ impl AdamW {
     ///
     /// let x = Tensor::full(1.0, [16, 64], DType::F32, &device)?;
     /// for _ in 0..3 {
-    ///     let (y, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x))?;
-    ///     scaling.backward_with(|cx| fc.backward(cx, saved, &y))?; // the loss is ½ · Σ y²
+    ///     let (y, saved) = scaling.in_autocast(&recipe, |cx| fc.forward(cx, &x))?;
+    ///     scaling.in_backward(|cx| fc.backward(cx, saved, &y))?; // the loss is ½ · Σ y²
     ///     optimizer.step(&mut fc, 1e-3)?;
     ///     zero_grad(&mut fc)?;
     /// }

@@ -26,8 +26,8 @@ use fp8_recipe::{Backward, Forward, Snapshot};
 ///     let mut scaling = Scaling::new(&model, &Device::cpu())?;
 ///     let x = Tensor::full(0.5, [4, 32], DType::F32, &Device::cpu())?;
 ///     let recipe = Recipe::from(DelayedScaling::default());
-///     let (y, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x))?;
-///     Ok(scaling.backward_with(|cx| model.backward(cx, saved, &y))?.to_f32_vec()?)
+///     let (y, saved) = scaling.in_autocast(&recipe, |cx| model.forward(cx, &x))?;
+///     Ok(scaling.in_backward(|cx| model.backward(cx, saved, &y))?.to_f32_vec()?)
 /// }
 /// assert_eq!(gradient(mlp()?)?, gradient(Recompute::new(mlp()?))?);
 /// # Ok::<(), fp8_nn::Error>(())
@@ -63,7 +63,7 @@ pub(crate) struct Recomputable<M> {
     again: bool,
 }
 
-composite!(Recomputable<M> { inner });
+composite!(Recomputable<M> { inner; skip again });
 
 /// The values that the backward pass of [`Recomputable`] needs.
 #[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
@@ -84,7 +84,7 @@ impl<M: Module> Recomputable<M> {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, RecomputableSaved<M::Saved>)> {
-        self.forward_by(cx, x, info, |inner, cx| inner.forward_with(cx, x, info))
+        self.forward_by(cx, x, info, |inner, cx| inner.forward_with_info(cx, x, info))
     }
 
     /// Runs `forward`, a forward pass of the layer for `x` and `info` that may return more than an output.
@@ -127,7 +127,7 @@ impl<M: Module> Recomputable<M> {
         dy: &Tensor,
     ) -> Result<Tensor> {
         let forward = |inner: &M, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo| {
-            Ok(inner.forward_with(cx, x, info)?.1)
+            Ok(inner.forward_with_info(cx, x, info)?.1)
         };
         let saved = self.restore(cx, saved, forward)?;
         self.inner.backward(cx, saved, dy)
@@ -150,7 +150,7 @@ impl RecomputeSaved {
     }
 
     fn backward<M: Module>(self, layer: &mut M, cx: &mut Backward<'_>, dy: &Tensor) -> Result<Tensor> {
-        let inner = self.run(cx, |cx, x, info| Ok(layer.forward_with(cx, x, info)?.1))?;
+        let inner = self.run(cx, |cx, x, info| Ok(layer.forward_with_info(cx, x, info)?.1))?;
         layer.backward(cx, inner, dy)
     }
 }
@@ -159,10 +159,10 @@ impl<M: Module> Module for Recompute<M> {
     type Saved = RecomputeSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, RecomputeSaved)> {
-        self.forward_with(cx, x, &SequenceInfo::default())
+        self.forward_with_info(cx, x, &SequenceInfo::default())
     }
 
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
@@ -170,7 +170,7 @@ impl<M: Module> Module for Recompute<M> {
     ) -> Result<(Tensor, RecomputeSaved)> {
         // Before the layer runs: what it draws from there on is drawn again.
         let snapshot = cx.snapshot();
-        let (y, _) = self.inner.forward_with(cx, x, info)?;
+        let (y, _) = self.inner.forward_with_info(cx, x, info)?;
         Ok((y, RecomputeSaved::new(x.clone(), info.clone(), snapshot)))
     }
 

@@ -32,7 +32,7 @@ impl CosineSchedule {
     pub fn new(peak: f32, warmup_steps: u64, total_steps: u64, min_ratio: f32) -> Result<Self> {
         let error = |option, value: f32, remedy: &str| {
             let (layer, remedy) = ("schedule".to_owned(), remedy.to_owned());
-            Err(Error::Option { layer, option, value: value.to_string(), remedy })
+            Err(Error::Option { part: layer, option, value: value.to_string(), remedy })
         };
         if !(peak.is_finite() && peak > 0.0) {
             return error("lr", peak, "expected finite and greater than 0");

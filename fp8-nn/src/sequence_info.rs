@@ -8,7 +8,7 @@ use fp8_kernels::{Device, Tensor};
 /// Describes the sequences in the input of layers with attention: which positions are real and belong together, and the
 /// position of each token in its sequence.
 ///
-/// [`Module::forward_with`](crate::Module::forward_with) takes it. By default, each batch entry is one sequence without padding.
+/// [`Module::forward_with_info`](crate::Module::forward_with_info) takes it. By default, each batch entry is one sequence without padding.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -26,7 +26,7 @@ use fp8_kernels::{Device, Tensor};
 /// let mut run = |values: &[f32], info: &SequenceInfo| -> Result<Vec<f32>> {
 ///     let x = Tensor::from_vec(values.to_vec(), [1, values.len() / 32, 32], &device)?;
 ///     let mut cx = scaling.scope(&DelayedScaling::default().into(), &AutocastOptions { enabled: false, ..Default::default() })?;
-///     let (y, _) = block.forward_with(&mut cx, &x, info)?;
+///     let (y, _) = block.forward_with_info(&mut cx, &x, info)?;
 ///     cx.commit()?;
 ///     Ok(y.to_f32_vec()?)
 /// };
@@ -130,7 +130,7 @@ pub(crate) fn check_sequences(
                     "expected {queries} queries and {keys} keys, as the inputs have positions, in one batch entry"
                 )
             };
-            Err(Error::Option { layer: layer.to_owned(), option: "packing", value, remedy })
+            Err(Error::Option { part: layer.to_owned(), option: "packing", value, remedy })
         }
     }
 }

@@ -25,8 +25,8 @@ pub struct AnySaved {
 /// let mut scaling = Scaling::new(&layer, &device)?;
 /// let x = Tensor::full(1.0, [2, 8], DType::F32, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| layer.forward_dyn(cx, &x))?;
-/// let dx = scaling.backward_with(|cx| layer.backward_dyn(0, cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| layer.forward_dyn(cx, &x))?;
+/// let dx = scaling.in_backward(|cx| layer.backward_dyn(0, cx, saved, &y))?;
 /// assert_eq!(dx.shape(), x.shape());
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -36,14 +36,14 @@ pub trait DynModule: Layer {
     /// # Errors
     /// The errors of the layer.
     fn forward_dyn(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, AnySaved)> {
-        self.forward_with_dyn(cx, x, &SequenceInfo::default())
+        self.forward_with_info_dyn(cx, x, &SequenceInfo::default())
     }
 
-    /// Calls [`Module::forward_with`] and boxes its `Saved`.
+    /// Calls [`Module::forward_with_info`] and boxes its `Saved`.
     ///
     /// # Errors
     /// The errors of the layer.
-    fn forward_with_dyn(
+    fn forward_with_info_dyn(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
@@ -67,13 +67,13 @@ pub trait DynModule: Layer {
 }
 
 impl<M: Module> DynModule for M {
-    fn forward_with_dyn(
+    fn forward_with_info_dyn(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, AnySaved)> {
-        let (y, saved) = self.forward_with(cx, x, info)?;
+        let (y, saved) = self.forward_with_info(cx, x, info)?;
         Ok((y, AnySaved { saved: Box::new(saved), layer: type_name::<M>() }))
     }
 
@@ -109,8 +109,8 @@ impl<M: Module> DynModule for M {
 /// let mut scaling = Scaling::new(&model, &device)?;
 /// let x = Tensor::full(1.0, [2, 16], DType::F32, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x))?;
-/// let dx = scaling.backward_with(|cx| model.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| model.forward(cx, &x))?;
+/// let dx = scaling.in_backward(|cx| model.backward(cx, saved, &y))?;
 /// assert_eq!((&**y.shape(), dx.shape()), (&[2, 4][..], x.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -123,14 +123,14 @@ impl Module for Stack {
     type Saved = Vec<AnySaved>;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
-        self.forward_with(cx, x, &SequenceInfo::default())
+        self.forward_with_info(cx, x, &SequenceInfo::default())
     }
 
     fn is_positionwise(&self) -> bool {
         self.0.iter().all(|layer| layer.is_positionwise_dyn())
     }
 
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
@@ -140,7 +140,7 @@ impl Module for Stack {
             let mut all = Vec::with_capacity(self.0.len());
             let mut x = x.clone();
             for layer in &self.0 {
-                let (y, saved) = layer.forward_with_dyn(cx, &x, info)?;
+                let (y, saved) = layer.forward_with_info_dyn(cx, &x, info)?;
                 all.push(saved);
                 x = y;
             }

@@ -124,8 +124,8 @@ impl Default for TransformerLayerOptions {
 /// let mut scaling = Scaling::new(&block, &device)?;
 /// let recipe = Recipe::from(DelayedScaling::default());
 /// let x = Tensor::full(0.5, [2, 6, 32], DType::F32, &device)?;
-/// let (y, saved) = scaling.autocast_with(&recipe, |cx| block.forward(cx, &x))?;
-/// let dx = scaling.backward_with(|cx| block.backward(cx, saved, &y))?;
+/// let (y, saved) = scaling.in_autocast(&recipe, |cx| block.forward(cx, &x))?;
+/// let dx = scaling.in_backward(|cx| block.backward(cx, saved, &y))?;
 /// assert_eq!((y.shape(), dx.shape()), (x.shape(), x.shape()));
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
@@ -144,7 +144,7 @@ pub struct TransformerLayer {
     recompute: RecomputeLevel,
 }
 
-composite!(TransformerLayer { attention, mlp, norm });
+composite!(TransformerLayer { attention, mlp, norm; skip path, is_parallel, adds_normed, residual, recompute });
 
 /// The values that the backward pass of [`TransformerLayer`] needs.
 #[derive(Debug)]
@@ -190,11 +190,29 @@ impl TransformerLayer {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
-        Self::with_table(path, options, &mut None, device, rng)
+        Self::with_rope_table(path, options, &mut None, device, rng)
     }
 
-    /// As [`new`](Self::new), with the RoPE table that a layer with the same attention before this one left in `table`.
-    pub(crate) fn with_table(
+    /// As [`new`](Self::new), with the RoPE table that a layer with the same attention before this one left in `table`: the layers of
+    /// a model share one table.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let (device, mut rng) = (Device::cpu(), fp8_nn::rand::rng());
+    /// let attention = AttentionOptions { num_attention_heads: 2, rope: true, max_seq_length: 64, ..Default::default() };
+    /// let options = TransformerLayerOptions { hidden_size: 32, ffn_hidden_size: 64, attention, ..Default::default() };
+    /// let mut table = None;
+    /// let layers: Vec<TransformerLayer> = (0..4)
+    ///     .map(|i| TransformerLayer::with_rope_table(&format!("layers.{i}"), options.clone(), &mut table, &device, &mut rng))
+    ///     .collect::<Result<_>>()?;
+    /// assert!(table.is_some() && layers.len() == 4);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_rope_table(
         path: &str,
         options: TransformerLayerOptions,
         table: &mut Option<RopeTable>,
@@ -222,7 +240,7 @@ impl TransformerLayer {
         let refuse = |option, other: &str| {
             let (layer, value) = (path.to_owned(), "true".to_owned());
             let remedy = format!("not together with {other}: set one of the two");
-            Err(Error::Option { layer, option, value, remedy })
+            Err(Error::Option { part: layer, option, value, remedy })
         };
         let post = "apply_residual_connection_post_layernorm";
         let residual = Residual {
@@ -406,10 +424,10 @@ impl Module for TransformerLayer {
     type Saved = TransformerLayerSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, TransformerLayerSaved)> {
-        self.forward_with(cx, x, &SequenceInfo::default())
+        self.forward_with_info(cx, x, &SequenceInfo::default())
     }
 
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,

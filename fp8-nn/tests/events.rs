@@ -108,7 +108,7 @@ fn amaxes_that_are_left_out_of_a_history() {
         let (fc, mut scaling) = layer()?;
         let step = |scaling: &mut Scaling, value| {
             let x = Tensor::full(value, [2, 16], DType::F32, &Device::cpu())?;
-            scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &x)).map(drop)
+            scaling.in_autocast(&delayed(), |cx| fc.forward(cx, &x)).map(drop)
         };
         step(&mut scaling, 1.0)?;
         scaling.slot_reports()?; // nothing was left out yet

@@ -16,7 +16,7 @@ fn launches(options: TransformerLayerOptions, scope: &AutocastOptions) -> u64 {
         cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
         ..CudaOptions::default()
     };
-    let (device, control) = (Device::cuda_with(&cuda).unwrap(), Control::open(&library).unwrap());
+    let (device, control) = (Device::cuda_with_options(&cuda).unwrap(), Control::open(&library).unwrap());
     let mut model =
         TransformerLayer::new("block", options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
     let mut scaling = Scaling::new(&model, &device).unwrap();
@@ -30,7 +30,7 @@ fn launches(options: TransformerLayerOptions, scope: &AutocastOptions) -> u64 {
         let mut cx = scaling.scope(&recipe, scope).unwrap();
         let (y, saved) = model.forward(&mut cx, &x).unwrap();
         cx.commit().unwrap();
-        scaling.backward_with(|cx| model.backward(cx, saved, &y)).unwrap();
+        scaling.in_backward(|cx| model.backward(cx, saved, &y)).unwrap();
         device.synchronize().unwrap();
         count = control.calls().get("cuLaunchKernel").copied().unwrap_or(0);
     }

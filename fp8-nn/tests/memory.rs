@@ -53,7 +53,7 @@ fn measure(hidden: usize, enabled: bool, recompute: RecomputeLevel) -> Bytes {
         drop(loss);
         let kept = device.memory_report().now.saved - before.saved;
         device.reset_peak_memory();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         let report = device.memory_report();
         assert_eq!(report.now.saved, before.saved, "what backward needed is freed");
         bytes = Some(Bytes {
@@ -118,7 +118,7 @@ fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
     let mut scaling = Scaling::new(&model, &device).unwrap();
     let scope = AutocastOptions { enabled, ..Default::default() };
     let ids = Tensor::from_vec((0..128).map(|i| i * 7 % 64).collect::<Vec<i32>>(), [2, 64], &device).unwrap();
-    let mut cx = scaling.eval_with(&DelayedScaling::default().into(), &scope).unwrap();
+    let mut cx = scaling.eval_with_options(&DelayedScaling::default().into(), &scope).unwrap();
     let mut peak = |run: &dyn Fn(&mut Forward<'_>)| {
         // In the second run the weights are quantized.
         [(); 2].map(|()| {
@@ -174,7 +174,7 @@ fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
         cx.commit().unwrap();
         drop(loss);
         let kept = device.memory_report().now.saved - before.saved;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         kept
     })
 }

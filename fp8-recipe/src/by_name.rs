@@ -1,6 +1,6 @@
 //! Recipes by the name of the slot.
 
-use crate::pattern::matches;
+use crate::pattern::matches_glob;
 use crate::policy::Policy;
 use crate::{Error, Result, SlotName};
 use std::sync::Arc;
@@ -59,6 +59,6 @@ impl ByName {
 impl Rule {
     /// Returns whether the pattern matches the name of the slot or the path of its layer.
     pub(crate) fn is_for(&self, slot: &SlotName) -> bool {
-        matches(&self.pattern, slot.name()) || matches(&self.pattern, slot.layer())
+        matches_glob(&self.pattern, slot.name()) || matches_glob(&self.pattern, slot.layer())
     }
 }

@@ -132,14 +132,14 @@ impl Scaling {
     /// # Errors
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn eval(&mut self, recipe: &Recipe) -> Result<Forward<'_>> {
-        self.eval_with(recipe, &AutocastOptions::default())
+        self.eval_with_options(recipe, &AutocastOptions::default())
     }
 
     /// Opens a scope for evaluation with options: see [`eval`](Self::eval).
     ///
     /// # Errors
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
-    pub fn eval_with(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
+    pub fn eval_with_options(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.settle()?;
         let frame = self.frame(recipe, options, false)?;
         Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: None })

@@ -105,6 +105,7 @@ pub use gemm_accumulation::GemmAccumulation;
 pub use group::AmaxGroup;
 pub use guard::{Backward, Forward};
 pub use origin::{Origin, Snapshot};
+pub use pattern::matches_glob;
 pub use policy::SlotUpdate;
 pub use qparams::{QParams, QParamsByRole};
 pub use quantizer::Quantizer;

@@ -3,7 +3,15 @@
 use std::sync::Arc;
 
 /// Returns whether `pattern` matches the whole of `name`. `*` stands for any characters, dots included, or none.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+///
+/// ```
+/// use fp8_recipe::matches_glob;
+///
+/// assert!(matches_glob("*.fc1", "gpt.blocks.0.mlp.fc1"));
+/// assert!(!matches_glob("fc1", "gpt.blocks.0.mlp.fc1"));
+/// ```
+#[must_use]
+pub fn matches_glob(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
     // Where to go on if the rest does not match: after the last `*`, which then takes one byte more.
@@ -92,14 +100,14 @@ mod tests {
             ("blocks.1.*", "blocks.11.fc.input", false),
             ("é*", "éa", true),
         ] {
-            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+            assert_eq!(matches_glob(pattern, name), expected, "{pattern} {name}");
         }
     }
 
     #[test]
     fn many_stars_take_no_exponential_time() {
         let (pattern, name) = ("*a".repeat(40) + "b", "a".repeat(4000));
-        assert!(!matches(&pattern, &name));
+        assert!(!matches_glob(&pattern, &name));
     }
 
     /// Tries every way to split `name` at a star.
@@ -125,7 +133,7 @@ mod tests {
         for pattern in words(&['a', '.', '*']) {
             for name in &names {
                 let expected = matches_slowly(&pattern, name);
-                assert_eq!(matches(&pattern, name), expected, "{pattern:?} {name:?}");
+                assert_eq!(matches_glob(&pattern, name), expected, "{pattern:?} {name:?}");
                 let pattern: Vec<char> = pattern.chars().collect();
                 assert_eq!(edits(&pattern, name) == 0, expected, "{pattern:?} {name:?}");
             }

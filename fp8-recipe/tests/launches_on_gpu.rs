@@ -31,7 +31,7 @@ fn open() -> (Device, Control) {
         cache_dir: Some(std::env::temp_dir().join("fp8-recipe-tests")),
         ..CudaOptions::default()
     };
-    let device = Device::cuda_with(&options).unwrap();
+    let device = Device::cuda_with_options(&options).unwrap();
     (device, Control::open(&library).unwrap())
 }
 

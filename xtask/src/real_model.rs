@@ -36,7 +36,7 @@ const CONVERSION: [&str; 3] = ["numpy", "gguf", "tokenizers"];
 const PEERS: [&str; 2] = ["torch", "transformers"];
 const CONVERT: &str = "xtask/src/real_model/convert.py";
 const TRANSFORMERS: &str = "xtask/src/real_model/peer.py";
-const EXPECTED: &str = "fp8-nn/tests/golden/hf/real_model.safetensors";
+const EXPECTED: &str = "fp8-hf/tests/golden/hf/real_model.safetensors";
 
 pub(crate) fn run(options: &RealModel) -> Result {
     let sh = shell()?;
@@ -49,7 +49,7 @@ pub(crate) fn run(options: &RealModel) -> Result {
     for (model, dtype) in [(&f32_model, "float32"), (&bf16_model, "bfloat16")] {
         convert(&sh, &python, &folder.join("download"), model, dtype)?;
     }
-    cmd!(sh, "cargo build --release -p fp8-nn --features cli --bin fp8").run()?;
+    cmd!(sh, "cargo build --release -p fp8-cli").run()?;
     let programs = Programs {
         fp8: target.join(format!("release/fp8{EXE_SUFFIX}")),
         python: options

@@ -41,8 +41,9 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         done(cmd!(sh, "cargo clippy -p fp8-format --no-default-features -- -D warnings").run())
     });
     report.step("lints without CUDA", || {
-        let packages =
-            ["fp8-kernels", "fp8-recipe", "fp8-dist", "fp8-nn"].into_iter().flat_map(|name| ["-p", name]);
+        let packages = ["fp8-kernels", "fp8-recipe", "fp8-dist", "fp8-nn", "fp8-hf", "fp8-cli"]
+            .into_iter()
+            .flat_map(|name| ["-p", name]);
         done(cmd!(sh, "cargo clippy {packages...} --no-default-features -- -D warnings").run())
     });
     report.step("tests", || tests(&sh));

@@ -23,6 +23,9 @@ const UNFINISHED: [&str; 3] = [concat!("todo", "!("), concat!("unimplemented", "
 /// A doc test under this mark never runs.
 const UNTESTED: &str = concat!("```", "ignore");
 
+/// Words that no doc comment begins with: they make a riddle of what a sentence would say.
+const RIDDLES: [&str; 9] = ["What", "Where", "Of", "How", "Which", "Who", "Whom", "Whose", "When"];
+
 const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 #[derive(Debug, Default, PartialEq)]
@@ -103,6 +106,10 @@ fn source(name: &str, text: &str, findings: &mut Findings) {
                 .push(format!("{name}:{number}: {UNTESTED}: make it run, or mark it no_run or text"));
         }
     }
+    for (number, word) in riddles(text) {
+        let remedy = "begin with a sentence that says what the item is or does";
+        findings.errors.push(format!("{name}:{number}: a doc comment begins with \"{word}\": {remedy}"));
+    }
     let lines = text.lines().count();
     if lines > MAX_LINES {
         findings.errors.push(format!("{name}: {lines} lines: at most {MAX_LINES}; look for the seam"));
@@ -114,6 +121,24 @@ fn source(name: &str, text: &str, findings: &mut Findings) {
             .errors
             .push(format!("{name}: {lines} lines: at most {MAX_MAIN_LINES}; a task has its own file"));
     }
+}
+
+/// The doc comments that begin with one of [`RIDDLES`], by line.
+fn riddles(text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    let mut before = None;
+    for (number, line) in (1..).zip(text.lines().map(str::trim_start)) {
+        let kind =
+            ["///", "//!"].into_iter().find(|mark| line.starts_with(mark) && !line.starts_with("////"));
+        if let Some(mark) = kind.filter(|_| kind != before) {
+            let first = line[mark.len()..]
+                .split(|c: char| c.is_whitespace() || ",:;".contains(c))
+                .find(|word| !word.is_empty());
+            found.extend(RIDDLES.iter().find(|word| first == Some(**word)).map(|word| (number, *word)));
+        }
+        before = kind;
+    }
+    found
 }
 
 fn manifest(name: &str, text: &str, findings: &mut Findings) {
@@ -149,6 +174,13 @@ mod tests {
     fn a_clean_source_passes_with_either_line_ending() {
         assert_eq!(of("a.rs", "fn a() {}\n"), Findings::default());
         assert_eq!(of("a.rs", "fn a() {}\r\n"), Findings::default());
+    }
+
+    #[test]
+    fn doc_comments_begin_with_a_sentence() {
+        let text = "//! Where it is.\n\n/// Adds.\n/// When it rains.\nfn a() {} // What\n    /// Of: b\n//// Who\n/// Whether.\n";
+        assert_eq!(riddles(text), [(1, "Where"), (6, "Of")]);
+        assert!(of("a.rs", text).errors[0].starts_with("a.rs:1: a doc comment begins with \"Where\""));
     }
 
     #[test]

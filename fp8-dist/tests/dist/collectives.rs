@@ -42,7 +42,7 @@ fn gpus_reduce_in_place_through_their_hosts() {
     let options = CudaOptions { library, cache_dir, ..CudaOptions::default() };
     let data: Vec<Vec<f32>> = (0..2).map(|rank| noise(35, rank as u64 + 7)).collect();
     let results = ranks(2, |group| {
-        let device = Device::cuda_with(&options).unwrap();
+        let device = Device::cuda_with_options(&options).unwrap();
         let mut x = tensor(&data[group.rank()], &[5, 7], DType::F32, &device);
         let address = interop::address(&x).unwrap();
         group.all_reduce_in_place("x", &mut x, ReduceOp::Sum).unwrap();

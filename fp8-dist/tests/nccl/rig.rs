@@ -59,7 +59,7 @@ pub(crate) fn open() -> Device {
         allocator: Some(CudaAllocator::Exact),
         ..CudaOptions::default()
     };
-    Device::cuda_with(&options).unwrap()
+    Device::cuda_with_options(&options).unwrap()
 }
 
 pub(crate) fn environments(ranks: usize) -> Vec<Environment> {

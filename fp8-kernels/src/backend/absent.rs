@@ -11,11 +11,7 @@ use std::sync::Arc;
 
 /// Returns the error of a build that can open no GPU.
 pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
-    Err(Error::Unsupported {
-        op: "device",
-        device: format!("cuda:{ordinal}"),
-        remedy: "this build has no `cuda` feature: enable it, or use Device::cpu()",
-    })
+    Err(Error::NoCudaFeature { device: format!("cuda:{ordinal}") })
 }
 
 /// A GPU, which does not exist here.

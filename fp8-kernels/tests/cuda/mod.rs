@@ -72,7 +72,7 @@ impl Rig {
     }
 
     pub(crate) fn open(&self) -> Device {
-        Device::cuda_with(&self.options()).unwrap()
+        Device::cuda_with_options(&self.options()).unwrap()
     }
 
     /// Returns the number of calls of `function` since the turn began.

@@ -1,4 +1,4 @@
-//! Training by this library: whole steps, as `train_gpt` does them.
+//! Training by this library: whole steps, as `fp8 train` does them.
 
 use std::io::{Write as _, stdin, stdout};
 use std::time::Instant;

@@ -18,7 +18,7 @@ pub(crate) struct Size {
     pub(crate) batch: usize,
 }
 
-/// The size that `train_gpt` has by default, and three larger ones.
+/// The size that `fp8 train` has by default, and three larger ones.
 pub(crate) const SIZES: [&str; 4] = ["4/128/4/64/12", "4/256/8/256/8", "6/512/8/256/4", "12/768/12/128/2"];
 
 impl FromStr for Size {

@@ -1,4 +1,4 @@
-//! The common start of all contenders: initial weights, batches and learning rates, as `train_gpt` has them by default.
+//! The common start of all contenders: initial weights, batches and learning rates, as `fp8 train` has them by default.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,7 +12,8 @@ use crate::Result;
 use crate::size::{Size, VOCABULARY};
 
 /// Plays by Shakespeare. The last tenth is not trained on.
-const TEXT: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../data/shakespeare.txt"));
+const TEXT: &[u8] =
+    include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fp8-cli/data/shakespeare.txt"));
 const SEED: u64 = 1337;
 /// Batches that differ; then they start again.
 pub(crate) const BATCHES: usize = 64;

@@ -110,6 +110,6 @@ fn step(
     let mut cx = scaling.scope(recipe, options)?;
     let (y, saved) = model.forward(&mut cx, x)?;
     cx.commit()?;
-    let dx = scaling.backward_with(|cx| model.backward(cx, saved, dy))?;
+    let dx = scaling.in_backward(|cx| model.backward(cx, saved, dy))?;
     Ok(Box::new((y, dx)))
 }

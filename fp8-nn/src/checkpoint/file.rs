@@ -1,8 +1,8 @@
 //! Safetensors files: written atomically, read with every expectation checked, one tensor in memory at a time.
 
-use super::header::{Header, ReadError};
+use super::stream::{Elements, Header, HeaderError, file_dtype};
 use crate::{Error, Result};
-use fp8_kernels::{AtomicFile, DType, Device, Element, Shape, Tensor, bf16, f16};
+use fp8_kernels::{AtomicFile, DType, Device, Shape, Tensor, bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -79,74 +79,12 @@ impl Writer {
                     Elements::of(&tensor)?.write(&mut file).map_err(io)?;
                 }
                 Some(Source::Floats(values)) => {
-                    write_values(&values, f32::to_le_bytes, &mut file).map_err(io)?;
+                    Elements::F32(Cow::Borrowed(&values)).write(&mut file).map_err(io)?;
                 }
                 None => {}
             }
         }
         file.commit().map_err(io)
-    }
-}
-
-/// A tensor's elements in host memory: borrowed where they are there already.
-pub(crate) enum Elements<'a> {
-    F32(Cow<'a, [f32]>),
-    BF16(Cow<'a, [bf16]>),
-    F16(Cow<'a, [f16]>),
-    I32(Cow<'a, [i32]>),
-    U8(Cow<'a, [u8]>),
-}
-
-impl<'a> Elements<'a> {
-    pub(crate) fn of(tensor: &'a Tensor) -> Result<Self> {
-        Ok(match tensor.dtype() {
-            DType::F32 => Self::F32(on_host(tensor)?),
-            DType::BF16 => Self::BF16(on_host(tensor)?),
-            DType::F16 => Self::F16(on_host(tensor)?),
-            DType::I32 => Self::I32(on_host(tensor)?),
-            DType::U8 => Self::U8(on_host(tensor)?),
-        })
-    }
-
-    pub(crate) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        match self {
-            Self::F32(values) => write_values(values, f32::to_le_bytes, out),
-            Self::BF16(values) => write_values(values, bf16::to_le_bytes, out),
-            Self::F16(values) => write_values(values, f16::to_le_bytes, out),
-            Self::I32(values) => write_values(values, i32::to_le_bytes, out),
-            Self::U8(values) => out.write_all(values),
-        }
-    }
-}
-
-fn on_host<T: Element>(tensor: &Tensor) -> Result<Cow<'_, [T]>> {
-    match tensor.as_slice() {
-        Ok(values) => Ok(Cow::Borrowed(values)),
-        Err(_) => Ok(Cow::Owned(tensor.to_vec()?)),
-    }
-}
-
-fn write_values<T: Copy, const N: usize>(
-    values: &[T],
-    bytes: impl Fn(T) -> [u8; N],
-    out: &mut impl Write,
-) -> std::io::Result<()> {
-    let mut chunk = Vec::with_capacity(CHUNK);
-    for values in values.chunks(CHUNK / N) {
-        chunk.clear();
-        values.iter().for_each(|&value| chunk.extend_from_slice(&bytes(value)));
-        out.write_all(&chunk)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn file_dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F32 => Dtype::F32,
-        DType::BF16 => Dtype::BF16,
-        DType::F16 => Dtype::F16,
-        DType::I32 => Dtype::I32,
-        DType::U8 => Dtype::U8,
     }
 }
 
@@ -180,8 +118,8 @@ impl<'a> Reader<'a> {
         let mut file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let (header, start) = Header::read(&mut file, len).map_err(|error| match error {
-            ReadError::Io(source) => io(source),
-            ReadError::Malformed(why) => Error::Checkpoint {
+            HeaderError::Io(source) => io(source),
+            why => Error::Checkpoint {
                 path: path.to_owned(),
                 problem: format!("not a readable safetensors file: {why}"),
             },

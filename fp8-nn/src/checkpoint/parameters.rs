@@ -2,13 +2,13 @@
 
 use super::file::{Reader, Writer};
 use super::values;
-use crate::pattern::matches;
+use crate::pattern::matches_name;
 use crate::{Error, Layer, Result, parameters};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Options of [`load_parameters_with`]. With the defaults it does what [`load_parameters`] does.
+/// Options of [`load_parameters_with_options`]. With the defaults it does what [`load_parameters`] does.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadParametersOptions {
     /// Patterns of the parameters to load, such as `gpt.blocks.*` or `norm`. `*` stands for any text; a pattern without `*` matches
@@ -24,7 +24,7 @@ pub struct LoadParametersOptions {
     pub allow_extra: bool,
 }
 
-/// The result of [`load_parameters_with`]: what was loaded and what was not. The example of [`load_parameters_with`] reads all fields.
+/// The result of [`load_parameters_with_options`]: what was loaded and what was not. The example of [`load_parameters_with_options`] reads all fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedParameters {
     /// The parameters that were loaded, in the model's order.
@@ -66,7 +66,7 @@ pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()>
 }
 
 /// Reads the parameters of a safetensors file by their names. The file must hold these and no others;
-/// [`load_parameters_with`] loads a part. See [`save_parameters`] for an example.
+/// [`load_parameters_with_options`] loads a part. See [`save_parameters`] for an example.
 ///
 /// An optimizer that keeps f32 copies continues from those, unless
 /// [`AdamW::reload_params`](crate::AdamW::reload_params) is called.
@@ -74,7 +74,7 @@ pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()>
 /// # Errors
 /// As [`load`](super::load).
 pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result<()> {
-    load_parameters_with(path, model, &LoadParametersOptions::default()).map(drop)
+    load_parameters_with_options(path, model, &LoadParametersOptions::default()).map(drop)
 }
 
 /// [`load_parameters`] for a file and a model that have only some parameters in common, for instance a model with a new head, or
@@ -97,7 +97,7 @@ pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result
 /// let options =
 ///     checkpoint::LoadParametersOptions { allow_missing: true, allow_extra: true, ..Default::default() };
 /// let checkpoint::LoadedParameters { loaded, missing, extra } =
-///     checkpoint::load_parameters_with(&dir.join("all.safetensors"), &mut model, &options)?;
+///     checkpoint::load_parameters_with_options(&dir.join("all.safetensors"), &mut model, &options)?;
 /// assert_eq!(loaded, ["body.weight".into()]);
 /// assert_eq!(missing, ["classes.weight".into()]); // keeps its initial values
 /// assert_eq!(extra, ["head.weight"]);
@@ -108,18 +108,18 @@ pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result
 /// # Errors
 /// As [`load_parameters`], less what the options allow: a parameter of another shape or dtype than in the file is always an error. A
 /// pattern of `only` that matches no parameter of the model. Nothing has changed then.
-pub fn load_parameters_with(
+pub fn load_parameters_with_options(
     path: &Path,
     model: &mut (impl Layer + ?Sized),
     options: &LoadParametersOptions,
 ) -> Result<LoadedParameters> {
     let LoadParametersOptions { only, prefix, allow_missing, allow_extra } = options;
-    let is_selected = |name: &str| only.is_empty() || only.iter().any(|pattern| matches(pattern, name));
+    let is_selected = |name: &str| only.is_empty() || only.iter().any(|pattern| matches_name(pattern, name));
     let (mut names, mut loaded, mut missing) = (BTreeSet::new(), Vec::new(), Vec::new());
     let all = parameters(model);
-    if let Some(pattern) = only.iter().find(|pattern| !all.iter().any(|p| matches(pattern, p.name()))) {
+    if let Some(pattern) = only.iter().find(|pattern| !all.iter().any(|p| matches_name(pattern, p.name()))) {
         return Err(Error::Option {
-            layer: "load_parameters_with".to_owned(),
+            part: "load_parameters_with_options".to_owned(),
             option: "only",
             value: format!("\"{pattern}\""),
             remedy: "it matches no parameter of the model: expected a pattern such as \"*.blocks.0.*\" or \"head\""

@@ -8,7 +8,7 @@
 //! `all_reduce_gradients` has no access to the optimizer, which owns the moments. For this reason
 //! [`checkpoint::load`](crate::checkpoint::load) stores digests of the loaded optimizer state in the parameters.
 
-use super::{expect_eager, own, told};
+use super::{expect_eager, own};
 use crate::optimizer::Counts;
 use crate::parameter::StoredPart;
 use crate::{AdamW, Layer, Parameter, Result, parameters, parameters_mut};
@@ -111,7 +111,7 @@ pub fn agree(
     }
     expect_eager(model, "agree", "call it between steps, when none is being recorded")?;
     let state = own(group, training_state(model, optimizer, scaling))?;
-    told(group.agree_on_state("training state", &state))
+    Ok(group.agree_on_state("training state", &state)?)
 }
 
 fn training_state(
@@ -155,7 +155,7 @@ pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn Pr
         "ranks compare parameters that were made, set or loaded: run one step before a step is recorded";
     expect_eager(model, "all_reduce_gradients", remedy)?;
     let state = own(group, parameter_state(model))?;
-    told(group.agree_on_state("parameters", &state))?;
+    group.agree_on_state("parameters", &state)?;
     for parameter in parameters_mut(model) {
         let groups = &mut parameter.agreement_mut().groups;
         if !groups.contains(&number) {

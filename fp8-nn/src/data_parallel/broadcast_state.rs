@@ -1,6 +1,6 @@
 //! Copies the training state of one rank to all ranks.
 
-use super::{broadcast_value, expect_eager, first_device, own, told};
+use super::{broadcast_value, expect_eager, first_device, own};
 use crate::checkpoint::scaling_state::{Header, Weights, bind};
 use crate::module::trainable;
 use crate::optimizer::{AdamWState, Counts};
@@ -68,7 +68,7 @@ pub fn broadcast_state(
     expect_eager(model, op, "call it between steps, when none is being recorded")?;
     if world_size > 1 {
         let form = own(group, form(model, optimizer, scaling, root))?;
-        told(group.agree_on_names(op, &form))?;
+        group.agree_on_names(op, &form)?;
     }
     if root >= world_size {
         return Err(fp8_dist::Error::Root { call: op.to_owned(), root, world_size }.into());

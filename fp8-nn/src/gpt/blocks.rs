@@ -11,7 +11,7 @@ impl Gpt {
     ///
     /// Weights stay as they are, so a pretrained model can be extended. Create [`Scaling`](crate::fp8_recipe::Scaling) and optimizer
     /// after this, since they know the parameters and slots of a model by their names. A checkpoint of the original model is loaded
-    /// before, or with [`load_parameters_with`](crate::checkpoint::load_parameters_with) afterwards, as long as the wrapped blocks
+    /// before, or with [`load_parameters_with_options`](crate::checkpoint::load_parameters_with_options) afterwards, as long as the wrapped blocks
     /// keep their paths. [`Block`](crate::Block) has an example.
     ///
     /// # Errors
@@ -24,7 +24,7 @@ impl Gpt {
         let blocks = std::mem::take(&mut self.blocks);
         for (index, block) in blocks.into_iter().enumerate() {
             let block = block.into_any().downcast::<TransformerLayer>().map_err(|_| Error::Option {
-                layer: format!("{}.blocks.{index}", self.path),
+                part: format!("{}.blocks.{index}", self.path),
                 option: "with_blocks",
                 value: "a block of another type".to_owned(),
                 remedy: "it was replaced before: replace all blocks at once".to_owned(),
@@ -74,7 +74,7 @@ impl Gpt {
             Head::Linear(head) => Some(head),
             Head::Own(_) => {
                 return Err(Error::Option {
-                    layer: self.path.to_string(),
+                    part: self.path.to_string(),
                     option: "with_head",
                     value: "a head of the user's own".to_owned(),
                     remedy: "it was replaced before: replace it once".to_owned(),

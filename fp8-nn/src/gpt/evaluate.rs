@@ -26,7 +26,7 @@ impl Gpt {
     /// ```
     ///
     /// # Errors
-    /// As [`forward_with`](Self::forward_with).
+    /// As [`forward_with_info`](Self::forward_with_info).
     pub fn logits(&self, cx: &mut Forward<'_>, ids: &Tensor, info: &SequenceInfo) -> Result<Tensor> {
         cx.attempt(|cx| {
             self.check_ids(ids, info)?;
@@ -38,10 +38,10 @@ impl Gpt {
         })
     }
 
-    /// Returns the loss of [`loss_with`](Self::loss_with), and keeps nothing for a backward pass: see [`logits`](Self::logits).
+    /// Returns the loss of [`loss_with_info`](Self::loss_with_info), and keeps nothing for a backward pass: see [`logits`](Self::logits).
     ///
     /// # Errors
-    /// As [`loss_with`](Self::loss_with).
+    /// As [`loss_with_info`](Self::loss_with_info).
     pub fn evaluate(
         &self,
         cx: &mut Forward<'_>,
@@ -67,7 +67,7 @@ impl Gpt {
         init::check_params_dtype(&self.path, dtype)?;
         if capacity > self.max_seq_length {
             return Err(Error::Option {
-                layer: self.path.to_string(),
+                part: self.path.to_string(),
                 option: "capacity",
                 value: capacity.to_string(),
                 remedy: format!("expected at most {}, the max_seq_length", self.max_seq_length),
@@ -163,7 +163,7 @@ impl Gpt {
         match **logits.shape() {
             [rows, 1, vocabulary] if rows == batch => Ok([batch, vocabulary]),
             _ => Err(Error::Option {
-                layer: self.path.to_string(),
+                part: self.path.to_string(),
                 option: "head",
                 value: format!("an output of shape {}", logits.shape()),
                 remedy: format!(
@@ -201,7 +201,7 @@ impl Gpt {
         }
         let found = cache.layouts().next().map_or(Shape::from([0]), |keys| *keys.shape());
         Err(Error::Option {
-            layer: self.path.to_string(),
+            part: self.path.to_string(),
             option: "kv_cache",
             value: format!("{} blocks with keys {found}", cache.layouts().len()),
             remedy: "it belongs to another model: create it with Gpt::kv_cache of this one".to_owned(),

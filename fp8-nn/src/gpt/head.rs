@@ -47,7 +47,7 @@ impl Head {
                 Ok((y, HeadSaved::Linear(saved)))
             }
             Self::Own(head) => {
-                let (y, saved) = head.forward_with_dyn(cx, x, &SequenceInfo::default())?;
+                let (y, saved) = head.forward_with_info_dyn(cx, x, &SequenceInfo::default())?;
                 Ok((y, HeadSaved::Own(saved)))
             }
         }

@@ -117,8 +117,9 @@ impl Default for GptOptions {
 }
 
 impl GptOptions {
-    /// Returns the options of a block.
-    pub(crate) fn block(&self, index: usize) -> TransformerLayerOptions {
+    /// Returns the options of the block at `index`, which has its own window.
+    #[must_use]
+    pub fn block(&self, index: usize) -> TransformerLayerOptions {
         let mut window = AttentionOptions::default().window;
         // A query sees itself, too.
         window.0 = self.sliding_windows.get(index).copied().flatten().map(|window| window.saturating_sub(1));

@@ -1,7 +1,7 @@
 //! Parameters with a learning rate and a weight decay of their own.
 
 use super::AdamWOptions;
-use crate::pattern::matches;
+use crate::pattern::matches_name;
 use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::Shape;
 
@@ -87,7 +87,7 @@ impl Groups {
 
     /// Returns the place in [`rates`](Self::rates) of a parameter's.
     pub(super) fn of(&self, options: &AdamWOptions, name: &str, shape: &Shape) -> usize {
-        let group = options.groups.iter().position(|group| matches(&group.pattern, name));
+        let group = options.groups.iter().position(|group| matches_name(&group.pattern, name));
         let [matrices, others] = self.places[group.unwrap_or(options.groups.len())];
         if shape.len() >= 2 { matrices } else { others }
     }
@@ -98,7 +98,8 @@ impl Groups {
             return Ok(());
         }
         let parameters = parameters(model);
-        let is_idle = |pattern: &str| !parameters.iter().any(|parameter| matches(pattern, parameter.name()));
+        let is_idle =
+            |pattern: &str| !parameters.iter().any(|parameter| matches_name(pattern, parameter.name()));
         match options.groups.iter().find(|group| is_idle(&group.pattern)) {
             None => Ok(()),
             Some(group) => Err(refused(
@@ -111,7 +112,7 @@ impl Groups {
 
 pub(super) fn refused(value: &str, remedy: &str) -> Error {
     Error::Option {
-        layer: "AdamW".to_owned(),
+        part: "AdamW".to_owned(),
         option: "groups",
         value: value.to_owned(),
         remedy: remedy.to_owned(),

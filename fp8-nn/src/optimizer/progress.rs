@@ -120,7 +120,7 @@ impl Progress {
         }
         let remedy = "expected finite and 0 or more".to_owned();
         Err(Error::Option {
-            layer: "AdamW".to_owned(),
+            part: "AdamW".to_owned(),
             option: "lr",
             value: lr.to_string(),
             remedy: match is_valid(lr) {

@@ -2,6 +2,7 @@
 
 use super::{Parameter, Value};
 use crate::Result;
+use crate::arguments::Argument;
 use fp8_kernels::{DType, Fp8Tensor, MemoryKind, Tensor};
 use fp8_recipe::WeightQuantizer;
 
@@ -77,11 +78,37 @@ impl Parameter {
         }
     }
 
-    /// Stores a value that is already in FP8, with the quantizer of later values.
-    pub(crate) fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) {
+    /// Replaces the value by codes, as those of a file: the parameter is stored in FP8 from now on, with `quantizer` for later
+    /// values. [`quantize_weights`](crate::quantize_weights) quantizes the value that there is.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let options = LinearOptions { in_features: 32, out_features: 16, ..Default::default() };
+    /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+    /// let quantizers = Recipe::from(CurrentScaling::default()).weight_quantizers(&fc)?;
+    /// let codes = Tensor::from_vec(vec![0x38u8; 512], [16, 32], &Device::cpu())?; // 1 in E4M3
+    /// let factor = Tensor::full(0.5, [], DType::F32, &Device::cpu())?;
+    /// let codes = Fp8Tensor::from_codes(codes, [16, 32], Encoding::E4M3, factor)?;
+    ///
+    /// let weight = parameters_mut(&mut fc).swap_remove(0);
+    /// weight.store_codes(codes, &quantizers["fc.weight"])?;
+    /// assert_eq!(weight.values(DType::F32)?.to_f32_vec()?, [0.5; 512]);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Codes of another shape than the parameter's, or on another device; a step that is being recorded.
+    pub fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) -> Result<()> {
+        let remedy = "store weights in FP8 before a step is recorded";
+        self.device().expect_eager("store_codes", remedy)?;
+        let name = self.name.clone();
+        let argument = Argument::codes(&name, "codes", &codes).on(self.device())?;
+        argument.shape(codes.shape() == self.shape(), || format!("{}, the parameter's", self.shape()))?;
         self.value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), self.dtype()));
         self.version.advance();
         self.agreement.forget_groups();
+        Ok(())
     }
 
     /// Returns the tensors that hold the value: one, or codes and factors.

@@ -219,7 +219,7 @@ impl Parameter {
     /// for (trainable, dw) in [(true, vec![4.0, 10.0]), (false, vec![])] {
     ///     gain.w.set_trainable(trainable)?;
     ///     let (x, dy) = (of([4.0, 5.0])?, of([1.0, 2.0])?);
-    ///     let dx = scaling.backward_with(|cx| gain.backward(cx, &x, &dy))?;
+    ///     let dx = scaling.in_backward(|cx| gain.backward(cx, &x, &dy))?;
     ///     assert_eq!(dx.to_f32_vec()?, [2.0, 6.0]);
     ///     assert_eq!(gain.w.main_grad().to_f32_vec()?, dw);
     /// }

@@ -5,7 +5,7 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-static TEXT: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/shakespeare.txt"));
+static TEXT: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fp8-cli/data/shakespeare.txt"));
 
 const STEPS: usize = 300;
 /// Windows in a training batch, and bytes in a window.
@@ -34,7 +34,7 @@ pub(crate) struct Outcome {
     pub(crate) gradients: Vec<(String, f64)>,
 }
 
-/// The text, split as `train_gpt` splits it: the last tenth is held out.
+/// The text, split as `fp8 train` splits it: the last tenth is held out.
 fn text() -> (&'static [u8], &'static [u8]) {
     TEXT.split_at(TEXT.len() * 9 / 10)
 }
@@ -107,7 +107,7 @@ impl Training<'_> {
         let count = chunks.len();
         let losses = chunks.map(|starts| {
             let (ids, targets) = batch(text, starts);
-            let mut cx = self.scaling.eval_with(self.recipe, &self.autocast).unwrap();
+            let mut cx = self.scaling.eval_with_options(self.recipe, &self.autocast).unwrap();
             let (loss, _) = self.model.loss(&mut cx, &ids, &targets).unwrap();
             f64::from(loss.item().unwrap())
         });

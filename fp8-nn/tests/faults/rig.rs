@@ -77,5 +77,5 @@ pub(crate) fn open(kernels: PathBuf) -> Device {
         allocator: Some(CudaAllocator::Caching),
         ..CudaOptions::default()
     };
-    Device::cuda_with(&options).unwrap()
+    Device::cuda_with_options(&options).unwrap()
 }

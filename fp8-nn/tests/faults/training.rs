@@ -94,7 +94,8 @@ impl Training {
     pub(crate) fn bytes(&self, folder: &Path) -> Vec<u8> {
         let (folder, none) = (folder.join("state"), BTreeMap::new());
         let options = checkpoint::SaveOptions { without_gradients: true };
-        checkpoint::save_with(&folder, &self.model, &self.optimizer, &self.scaling, &none, &options).unwrap();
+        checkpoint::save_with_options(&folder, &self.model, &self.optimizer, &self.scaling, &none, &options)
+            .unwrap();
         let file = std::fs::read(checkpoint::path(&folder)).unwrap();
         let (len, rest) = file.split_first_chunk::<8>().unwrap();
         let (header, tensors) = rest.split_at(usize::try_from(u64::from_le_bytes(*len)).unwrap());
@@ -110,7 +111,7 @@ impl Training {
 
     pub(crate) fn save(&self, folder: &Path) -> Result<()> {
         let (none, options) = (BTreeMap::new(), checkpoint::SaveOptions { without_gradients: true });
-        checkpoint::save_with(folder, &self.model, &self.optimizer, &self.scaling, &none, &options)
+        checkpoint::save_with_options(folder, &self.model, &self.optimizer, &self.scaling, &none, &options)
     }
 
     /// As after the warm-up.

@@ -271,7 +271,7 @@ fn cross_attention_leaves_it_to_the_recipe_too() {
         let mut cx = scaling.autocast(recipe).unwrap();
         let (y, saved) = model.forward(&mut cx, &x, &e, &Sequences::Full).unwrap();
         cx.commit().unwrap();
-        let (dx, de) = scaling.backward_with(|cx| model.backward(cx, saved, &dy)).unwrap();
+        let (dx, de) = scaling.in_backward(|cx| model.backward(cx, saved, &dy)).unwrap();
         [y, dx, de].map(|x| bits(&x))
     };
     let plain = short().into();

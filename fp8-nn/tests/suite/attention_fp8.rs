@@ -218,7 +218,7 @@ fn padding_changes_nothing_that_is_real() {
     let outputs = |info: &SequenceInfo| {
         let mut scaling = Scaling::new(&model, &device()).unwrap();
         let mut cx = scaling.scope(&current(), &options).unwrap();
-        let (y, _) = model.forward_with(&mut cx, &x, info).unwrap();
+        let (y, _) = model.forward_with_info(&mut cx, &x, info).unwrap();
         cx.commit().unwrap();
         values(&y)
     };
@@ -242,8 +242,8 @@ fn losses(
     let mut losses = Vec::new();
     for i in steps {
         let (x, targets) = (ids([2, 8], 20, i), ids([2, 8], 20, 50 + i));
-        let (loss, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &x, &targets)).unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        let (loss, saved) = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &x, &targets)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         optimizer.step(model, 0.01).unwrap();
         fp8_nn::zero_grad(model).unwrap();
         losses.push(loss.item().unwrap().to_bits());
@@ -322,7 +322,7 @@ fn a_calibration_records_and_codes_are_measured() {
     assert!(of.iter().all(|name| measured[*name].1.is_some_and(|sqnr| sqnr > 20.0)), "{measured:?}");
 }
 
-/// As in `train_gpt`, whose default model stays within 0.1 % of high precision.
+/// As in `fp8 train`, whose default model stays within 0.1 % of high precision.
 #[test]
 fn a_model_with_fp8_attention_learns_as_fast() {
     let last = |fp8_dpa| {

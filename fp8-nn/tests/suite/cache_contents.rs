@@ -103,7 +103,7 @@ fn rows_of_different_lengths_have_their_logits_in_fp8() {
         let mut cx = scaling.scope(&delayed(), &run).unwrap();
         model.forward(&mut cx, &all).unwrap();
         cx.commit().unwrap();
-        let mut cx = scaling.eval_with(&delayed(), &run).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &run).unwrap();
         let tokens = all.to_vec::<i32>().unwrap();
         let mut cache = model.kv_cache(3, 9, dtype).unwrap();
         for counts in [[5, 1, 3], [1, 0, 1], [0, 4, 2], [3, 4, 1]] {
@@ -158,7 +158,7 @@ fn blocks_of_other_shapes_extend_a_cache() {
         });
         let model = model.unwrap();
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
         let all = ids([1, 7], VOCABULARY as i32, 5);
         let whole = values(&model.logits(&mut cx, &all, &SequenceInfo::default()).unwrap());
         let mut cache = model.kv_cache(1, 8, DType::F32).unwrap();
@@ -179,7 +179,7 @@ struct Head {
     linear: Linear,
     is_broken: Arc<AtomicBool>,
 }
-composite!(Head { linear });
+composite!(Head { linear; skip is_broken });
 
 impl Module for Head {
     type Saved = LinearSaved;
@@ -202,7 +202,7 @@ fn a_step_that_fails_can_be_repeated() {
         let head = Head { linear: linear("gpt.own", 32, VOCABULARY, 9), is_broken: is_broken.clone() };
         let model = model(&llama()).with_head(|_| Ok(Box::new(head))).unwrap();
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
         let options = GenerateOptions { max_new_tokens: 5, temperature, ..Default::default() };
         let prompts: [&[i32]; 2] = [&[1, 2, 3], &[4]];
         let want = model.generate(&mut cx, &prompts, &options, |_, _| {}).unwrap();
@@ -230,7 +230,7 @@ fn a_step_that_fails_can_be_repeated() {
 fn other_prompts_do_not_change_what_a_row_draws() {
     let model = model(&llama());
     let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+    let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
     let options = GenerateOptions { max_new_tokens: 6, temperature: 1.0, seed: 3, ..Default::default() };
     let mut second = |first: &[i32], options: &GenerateOptions| {
         model.generate(&mut cx, &[first, &[4, 5]], options, |_, _| {}).unwrap().remove(1)

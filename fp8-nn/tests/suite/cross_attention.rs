@@ -44,7 +44,7 @@ fn run_cross(
         let mut cx = scaling.scope(&delayed(), options)?;
         let (y, saved) = model.forward(&mut cx, x, e, &Sequences::Full)?;
         cx.commit()?;
-        let (dx, de) = scaling.backward_with(|cx| model.backward(cx, saved, dy))?;
+        let (dx, de) = scaling.in_backward(|cx| model.backward(cx, saved, dy))?;
         Ok((y, dx, de))
     }
 }

@@ -58,9 +58,9 @@ fn train(
         let cross_entropy = ops::CrossEntropyOptions { normalizer, ..Default::default() };
         let mut cx = scaling.scope(recipe, options)?;
         let (loss, saved) =
-            model.loss_with(&mut cx, &x, &targets, cross_entropy, &SequenceInfo::default())?;
+            model.loss_with_info(&mut cx, &x, &targets, cross_entropy, &SequenceInfo::default())?;
         cx.commit()?;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
         let mut loss = loss;
         if let Some(group) = &group {
             all_reduce_gradients(&mut model, &**group)?;
@@ -194,7 +194,7 @@ impl Experts {
         let experts: Vec<_> =
             active.iter().map(|&i| self.experts[i].forward(&mut cx, &shared.0)).collect::<Result<_>>()?;
         cx.commit()?;
-        scaling.backward_with(|cx| {
+        scaling.in_backward(|cx| {
             for ((y, saved), &i) in experts.into_iter().zip(active) {
                 self.experts[i].backward(cx, saved, &y)?;
             }
@@ -289,7 +289,7 @@ fn a_rank_that_fails_in_a_scope_is_an_error_on_all() {
     let all = lost(|group| {
         let (model, mut scaling) = begin(&group);
         let flat = ids([1, 8], 20, 1).reshape([8]).unwrap();
-        scaling.autocast_with(&delayed(), |cx| model.forward(cx, &flat).map(drop))
+        scaling.in_autocast(&delayed(), |cx| model.forward(cx, &flat).map(drop))
     });
     let own = all[1].as_ref().unwrap().as_ref().unwrap_err().to_string();
     assert!(own.contains("gpt: ids of shape [8]"), "{own}"); // its own error, not the group's
@@ -345,7 +345,7 @@ fn a_rank_with_another_model_is_an_error_on_all() {
         let model = linear(["fc", "fd"][group.rank()], 16, 16, 1);
         let mut scaling = Scaling::new(&model, &device())?;
         scaling.set_group(group);
-        scaling.autocast_with(&delayed(), |cx| model.forward(cx, &noise([2, 16], 1)).map(drop))
+        scaling.in_autocast(&delayed(), |cx| model.forward(cx, &noise([2, 16], 1)).map(drop))
     });
     for result in all {
         let error = error(result.unwrap());

@@ -25,7 +25,7 @@ pub(crate) fn run_decoder(
         let mut cx = scaling.scope(&delayed(), options)?;
         let (y, saved) = model.forward(&mut cx, x, e, &SequenceInfo::default(), &Sequences::Full)?;
         cx.commit()?;
-        let (dx, de) = scaling.backward_with(|cx| model.backward(cx, saved, dy))?;
+        let (dx, de) = scaling.in_backward(|cx| model.backward(cx, saved, dy))?;
         Ok((y, dx, de))
     }
 }
@@ -135,7 +135,7 @@ fn what_does_not_fit_is_refused() {
     let model = CrossAttention::new("a", cross_options(), &device(), &mut rng(1)).unwrap();
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut forward = |x: [usize; 3], e: [usize; 3], sequences: &Sequences| {
-        scaling.autocast_with(&delayed(), |cx| model.forward(cx, &noise(x, 1), &noise(e, 2), sequences))
+        scaling.in_autocast(&delayed(), |cx| model.forward(cx, &noise(x, 1), &noise(e, 2), sequences))
     };
     let full = Sequences::Full;
     assert_eq!(

@@ -42,7 +42,7 @@ fn each_option_drops_in_training_and_nothing_in_evaluation() {
         let trained = [(); 2].map(|()| bits(&model.forward(&mut cx, &x).unwrap().0));
         cx.commit().unwrap();
         // Without FP8, whose scales know the training before.
-        let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
         (trained, bits(&model.forward(&mut cx, &x).unwrap().0))
     };
     let ([plain, again], evaluated) = run(NONE, 0);
@@ -50,7 +50,7 @@ fn each_option_drops_in_training_and_nothing_in_evaluation() {
     let state = |rates| {
         let model = block(rates);
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        scaling.autocast_with(&delayed(), |cx| model.forward(cx, &x)).unwrap();
+        scaling.in_autocast(&delayed(), |cx| model.forward(cx, &x)).unwrap();
         scaling.state().unwrap().dropout
     };
     assert_eq!(state(NONE), None, "nothing is counted where nothing is dropped");
@@ -83,7 +83,7 @@ fn the_embedding_drops_as_in_gpt2() {
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
         let (loss, saved) = model.loss(&mut cx, &inputs, &targets).unwrap();
         cx.commit().unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         let rows = grads(&model).swap_remove(0).1;
         (loss.item().unwrap(), rows, inputs.to_vec::<i32>().unwrap())
     };
@@ -164,7 +164,7 @@ fn train<M: Module>(mut model: M) -> Trained {
             cx.commit().unwrap();
         }
         for (y, saved) in forwards.into_iter().rev() {
-            let dx = scaling.backward_with(|cx| model.backward(cx, saved, &y)).unwrap();
+            let dx = scaling.in_backward(|cx| model.backward(cx, saved, &y)).unwrap();
             out.extend([bits(&y), bits(&dx)]);
         }
         optimizer.step(&mut model, 0.01).unwrap();
@@ -199,7 +199,7 @@ fn losses(
         let mut cx = scaling.autocast(&delayed()).unwrap();
         let (loss, saved) = model.loss(&mut cx, &ids([2, 8], 20, i), &ids([2, 8], 20, 100 + i)).unwrap();
         cx.commit().unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         optimizer.step(model, 0.01).unwrap();
         fp8_nn::zero_grad(model).unwrap();
         out.push(loss.item().unwrap().to_bits());

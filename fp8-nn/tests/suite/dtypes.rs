@@ -111,11 +111,11 @@ fn what_does_not_fit_is_refused_with_the_shape() {
     let (_, saved) = fc.forward(&mut cx, &noise([4, 16], 1)).unwrap();
     cx.commit().unwrap();
     for shape in [[4, 15], [3, 16], [5, 16]] {
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &noise([4, 16], 1))).unwrap();
-        let refused = scaling.backward_with(|cx| fc.backward(cx, saved, &noise(shape, 2)));
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| fc.forward(cx, &noise([4, 16], 1))).unwrap();
+        let refused = scaling.in_backward(|cx| fc.backward(cx, saved, &noise(shape, 2)));
         assert!(refused.is_err(), "dy {shape:?}");
     }
-    scaling.backward_with(|cx| fc.backward(cx, saved, &noise([4, 16], 2))).unwrap();
+    scaling.in_backward(|cx| fc.backward(cx, saved, &noise([4, 16], 2))).unwrap();
 
     let model = block(DType::F32);
     let mut scaling = Scaling::new(&model, &device()).unwrap();
@@ -127,7 +127,9 @@ fn what_does_not_fit_is_refused_with_the_shape() {
     );
     assert!(model.forward(&mut cx, &noise([1, 17, 32], 1)).is_err()); // longer than max_seq_length
     let lengths = Tensor::from_vec(vec![1i32, 2], [2], &device()).unwrap();
-    assert!(model.forward_with(&mut cx, &noise([1, 8, 32], 1), &SequenceInfo::padded(&lengths)).is_err());
+    assert!(
+        model.forward_with_info(&mut cx, &noise([1, 8, 32], 1), &SequenceInfo::padded(&lengths)).is_err()
+    );
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn the_output_is_that_of_the_operations() {
     let x = noise([2, 24, 64], 2);
     let y = {
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        scaling.autocast_with(&current(), |cx| model.forward(cx, &x)).unwrap().0
+        scaling.in_autocast(&current(), |cx| model.forward(cx, &x)).unwrap().0
     };
     let (w, bias) = (quantized(&of("attention.qkv.weight")), of("attention.qkv.bias"));
     let wide = ops::fprop(&quantized(&x), &w, Some(&bias), DType::F32, ops::Accumulation::Fast).unwrap();
@@ -301,7 +301,7 @@ fn cross_attention_has_the_options_too() {
         let mut cx = scaling.scope(recipe, options).unwrap();
         let (y, saved) = model.forward(&mut cx, &x, &e, &Sequences::Full).unwrap();
         cx.commit().unwrap();
-        let (dx, de) = scaling.backward_with(|cx| model.backward(cx, saved, &dy)).unwrap();
+        let (dx, de) = scaling.in_backward(|cx| model.backward(cx, saved, &dy)).unwrap();
         [y, dx, de].map(|x| values(&x))
     };
     let options = AutocastOptions::default();
@@ -324,7 +324,7 @@ fn cross_attention_has_the_options_too() {
     );
 }
 
-/// As in `train_gpt`.
+/// As in `fp8 train`.
 #[test]
 fn a_model_learns_as_fast() {
     let last = |fp8_mha| {
@@ -343,7 +343,7 @@ fn a_model_learns_as_fast() {
             let dy = ops::add(&y, &ops::scale(&target, -1.0).unwrap()).unwrap();
             loss = values(&dy).iter().map(|v| v * v).sum::<f32>() / 1024.0;
             let dy = ops::scale(&dy, 2.0 / 1024.0).unwrap();
-            scaling.backward_with(|cx| model.backward(cx, saved, &dy)).unwrap();
+            scaling.in_backward(|cx| model.backward(cx, saved, &dy)).unwrap();
             optimizer.step(&mut model, 0.01).unwrap();
             fp8_nn::zero_grad(&mut model).unwrap();
         }

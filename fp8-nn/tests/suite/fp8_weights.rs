@@ -51,9 +51,8 @@ impl Job {
 
     /// Computes the gradients and returns the loss.
     pub(crate) fn backward(&mut self, ids: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let (loss, saved) =
-            self.scaling.autocast_with(&self.recipe, |cx| self.model.loss(cx, ids, targets))?;
-        self.scaling.backward_with(|cx| self.model.loss_backward(cx, saved))?;
+        let (loss, saved) = self.scaling.in_autocast(&self.recipe, |cx| self.model.loss(cx, ids, targets))?;
+        self.scaling.in_backward(|cx| self.model.loss_backward(cx, saved))?;
         Ok(loss)
     }
 
@@ -248,7 +247,7 @@ fn a_scope_of_another_granularity_is_refused() {
     let mut scaling = Scaling::new(&fc, &device()).unwrap();
     let x = noise([16, 32], 1);
     let block = Recipe::from_name("block").unwrap();
-    let text = error(scaling.autocast_with(&block, |cx| fc.forward(cx, &x)));
+    let text = error(scaling.in_autocast(&block, |cx| fc.forward(cx, &x)));
     assert_eq!(
         text,
         "slot `fc.weight`: the weight is stored in FP8, E4M3 with one scale, but this scope's recipe quantizes it in E4M3 with a \
@@ -307,12 +306,12 @@ fn what_backward_needs_survives_a_step() {
         let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
         optimizer.quantize_weights(&mut fc, &recipe).unwrap();
         let mut scaling = Scaling::new(&fc, &device()).unwrap();
-        let (_, saved) = scaling.autocast_with(&recipe, |cx| fc.forward(cx, &x)).unwrap();
+        let (_, saved) = scaling.in_autocast(&recipe, |cx| fc.forward(cx, &x)).unwrap();
         if steps_between {
             step(&mut scaling, &recipe, &AutocastOptions::default(), &mut fc, &x, &dy).unwrap();
             optimizer.step(&mut fc, 0.5).unwrap();
         }
-        bits(&scaling.backward_with(|cx| fc.backward(cx, saved, &dy)).unwrap())
+        bits(&scaling.in_backward(|cx| fc.backward(cx, saved, &dy)).unwrap())
     };
     assert_eq!(dx(false), dx(true));
 }

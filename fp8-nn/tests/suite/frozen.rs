@@ -341,7 +341,7 @@ fn frozen_parameters_change_no_other_gradient() {
             freeze(&mut model, is_frozen);
             let mut scaling = Scaling::new(&model, &device()).unwrap();
             let (ids, targets) = batch(0);
-            let (_, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &ids, &targets)).unwrap();
+            let (_, saved) = scaling.in_autocast(&recipe, |cx| model.loss(cx, &ids, &targets)).unwrap();
             let mut cx = scaling.backward().unwrap();
             if delay {
                 cx.delay_wgrad();

@@ -16,7 +16,7 @@ struct FusedMlp {
     activation: Activation,
 }
 
-composite!(FusedMlp { norm, fc1, fc2 });
+composite!(FusedMlp { norm, fc1, fc2; skip activation });
 
 impl Module for FusedMlp {
     type Saved = (NormSaved, LinearSaved, Tensor, LinearSaved, DType);
@@ -166,8 +166,8 @@ fn a_fused_gradient_that_does_not_fit_is_refused_before_any_gradient_changes() {
     let before = grads(&fc);
     type Quantize<'a> = &'a dyn Fn(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>;
     let mut refused = |quantize: Quantize<'_>| {
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &x)).unwrap();
-        let refused = error(scaling.backward_with(|cx| fc.backward_fused(cx, saved, quantize)));
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| fc.forward(cx, &x)).unwrap();
+        let refused = error(scaling.in_backward(|cx| fc.backward_fused(cx, saved, quantize)));
         assert!(before == grads(&fc), "{refused}");
         refused
     };
@@ -201,8 +201,8 @@ fn a_saved_of_another_layer_is_refused() {
     let pair = Pair { first, second: linear("second", 32, 16, 1) };
     let mut scaling = Scaling::new(&pair, &device()).unwrap();
     let x = noise([4, 32], 2);
-    let (_, saved) = scaling.autocast_with(&delayed(), |cx| pair.first.forward(cx, &x)).unwrap();
-    let refused = error(scaling.backward_with(|cx| {
+    let (_, saved) = scaling.in_autocast(&delayed(), |cx| pair.first.forward(cx, &x)).unwrap();
+    let refused = error(scaling.in_backward(|cx| {
         second.backward_fused(cx, saved, |slot| Ok((ops::quantize(&noise([4, 16], 3), slot)?, None)))
     }));
     assert_eq!(

@@ -89,7 +89,7 @@ fn chunks_behind_a_cache_are_the_whole_sequence() {
     for (name, options) in decoders() {
         let model = model(&options);
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
         let ids = ids([2, 11], VOCABULARY as i32, 5);
         let all = model.logits(&mut cx, &ids, &SequenceInfo::default()).unwrap();
         let all = values(&all);
@@ -117,7 +117,7 @@ fn rows_have_lengths_of_their_own() {
     for (name, options) in decoders() {
         let model = model(&options);
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
         let ids = ids([3, 12], VOCABULARY as i32, 6);
         let mut cache = model.kv_cache(3, 12, DType::F32).unwrap();
         for counts in [[5, 1, 3], [1, 0, 1], [0, 4, 2], [3, 7, 1]] {
@@ -173,7 +173,7 @@ fn a_cache_in_fp8_stays_near_the_whole_sequence() {
         let mut scaling = Scaling::new(&model, &device()).unwrap();
         let ids = ids([2, 10], VOCABULARY as i32, 7);
         // A step calibrates delayed scaling.
-        scaling.autocast_with(&recipe, |cx| model.forward(cx, &ids)).unwrap();
+        scaling.in_autocast(&recipe, |cx| model.forward(cx, &ids)).unwrap();
         let mut cx = scaling.eval(&recipe).unwrap();
         let want = values(&model.logits(&mut cx, &ids, &SequenceInfo::default()).unwrap());
         let mut cache = model.kv_cache(2, 10, DType::F32).unwrap();
@@ -188,7 +188,7 @@ fn a_cache_in_fp8_stays_near_the_whole_sequence() {
             start += len;
         }
         drop(cx);
-        let mut cx = scaling.eval_with(&recipe, &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&recipe, &off()).unwrap();
         let high = values(&model.logits(&mut cx, &ids, &SequenceInfo::default()).unwrap());
         let got = got.concat();
         let errors = [(&high, &want), (&high, &got), (&want, &got)].map(|(a, b)| relative_rms(a, b));
@@ -210,14 +210,14 @@ fn an_evaluation_is_the_forward_pass() {
         let info = SequenceInfo::padded(&lengths);
         for recipe in [delayed(), current()] {
             let mut cx = scaling.eval(&recipe).unwrap();
-            let (want, _) = model.forward_with(&mut cx, &ids, &info).unwrap();
+            let (want, _) = model.forward_with_info(&mut cx, &ids, &info).unwrap();
             assert_eq!(bits(&model.logits(&mut cx, &ids, &info).unwrap()), bits(&want), "{name}");
             let options = CrossEntropyOptions { ignore_index: Some(3), ..Default::default() };
-            let (want, _) = model.loss_with(&mut cx, &ids, &targets, options, &info).unwrap();
+            let (want, _) = model.loss_with_info(&mut cx, &ids, &targets, options, &info).unwrap();
             let loss = model.evaluate(&mut cx, &ids, &targets, options, &info).unwrap();
             assert_eq!(bits(&loss), bits(&want), "{name}");
         }
-        let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+        let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
         let wrong = model.evaluate(&mut cx, &ids, &lengths, CrossEntropyOptions::default(), &info);
         assert_eq!(error(wrong), "gpt: targets of shape [2]: expected [2, 9], the shape of ids");
     }
@@ -234,7 +234,7 @@ const PROMPTS: [&[i32]; 3] = [&[1, 2, 3, 4, 5], &[6], &[7, 8]];
 fn greedy_texts_are_the_largest_logits_step_by_step() {
     let model = model(&llama());
     let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+    let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
     let greedy = GenerateOptions { max_new_tokens: 9, ..Default::default() };
     let mut streamed = vec![Vec::new(); 3];
     let texts = model.generate(&mut cx, &PROMPTS, &greedy, |row, token| streamed[row].push(token)).unwrap();
@@ -267,7 +267,7 @@ fn greedy_texts_are_the_largest_logits_step_by_step() {
 fn draws_depend_on_the_seed_and_the_options() {
     let model = model(&llama());
     let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+    let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
     let warm = GenerateOptions { max_new_tokens: 6, temperature: 2.0, seed: 4, ..Default::default() };
     let mut text = |options: &GenerateOptions| model.generate(&mut cx, &PROMPTS, options, |_, _| ()).unwrap();
     let first = text(&warm);
@@ -292,7 +292,7 @@ fn another_dtype_has_a_cache_of_its_own() {
     let model = model(&llama());
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let bf16 = AutocastOptions { compute_dtype: Some(DType::BF16), ..off() };
-    let mut cx = scaling.eval_with(&delayed(), &bf16).unwrap();
+    let mut cx = scaling.eval_with_options(&delayed(), &bf16).unwrap();
     let options = GenerateOptions { max_new_tokens: 2, ..Default::default() };
     assert_eq!(model.generate(&mut cx, &PROMPTS, &options, |_, _| ()).unwrap()[0].len(), 2);
     let mut cache = model.kv_cache(1, 4, DType::F32).unwrap();
@@ -308,7 +308,7 @@ fn another_dtype_has_a_cache_of_its_own() {
 fn a_full_cache_and_other_mistakes_change_nothing() {
     let model = model(&llama());
     let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+    let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
     let mut cache = model.kv_cache(2, 4, DType::F32).unwrap();
     let three = on_device(vec![1, 2, 3, 4, 5, 6], [2, 3]);
     let first = model.extend(&mut cx, &three, &[3, 1], &mut cache).unwrap();
@@ -359,7 +359,7 @@ fn a_full_cache_and_other_mistakes_change_nothing() {
 fn prompts_that_do_not_fit_are_refused() {
     let model = model(&llama());
     let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let mut cx = scaling.eval_with(&delayed(), &off()).unwrap();
+    let mut cx = scaling.eval_with_options(&delayed(), &off()).unwrap();
     let mut refused = |prompts: &[&[i32]], max_new_tokens| {
         let options = GenerateOptions { max_new_tokens, ..Default::default() };
         error(model.generate(&mut cx, prompts, &options, |_, _| ()))

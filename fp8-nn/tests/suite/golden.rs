@@ -100,7 +100,7 @@ impl Sample {
         let mut cx = scaling.scope(&delayed(), options).unwrap();
         let (y, saved) = layer.forward_dyn(&mut cx, &self.tensors["x"]).unwrap();
         cx.commit().unwrap();
-        let backward = scaling.backward_with(|cx| layer.backward_dyn(0, cx, saved, &self.tensors["dy"]));
+        let backward = scaling.in_backward(|cx| layer.backward_dyn(0, cx, saved, &self.tensors["dy"]));
         let dx = backward.unwrap();
         let mut all = BTreeMap::from([("y".to_owned(), y.to_f32_vec().unwrap())]);
         all.insert("dx".to_owned(), dx.to_f32_vec().unwrap());

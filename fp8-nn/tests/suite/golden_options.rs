@@ -167,21 +167,21 @@ impl Sample {
         let mut all: Vec<(&str, Tensor)> = Vec::new();
         match &mut model {
             Model::Block(layer) => {
-                let (y, saved) = layer.forward_with(&mut cx, x, &own).unwrap();
+                let (y, saved) = layer.forward_with_info(&mut cx, x, &own).unwrap();
                 cx.commit().unwrap();
-                let dx = scaling.backward_with(|cx| layer.backward(cx, saved, dy)).unwrap();
+                let dx = scaling.in_backward(|cx| layer.backward(cx, saved, dy)).unwrap();
                 all.extend([("y", y), ("dx", dx)]);
             }
             Model::Cross(layer) => {
                 let (y, saved) = layer.forward(&mut cx, x, e, &cross).unwrap();
                 cx.commit().unwrap();
-                let (dx, de) = scaling.backward_with(|cx| layer.backward(cx, saved, dy)).unwrap();
+                let (dx, de) = scaling.in_backward(|cx| layer.backward(cx, saved, dy)).unwrap();
                 all.extend([("y", y), ("dx", dx), ("de", de)]);
             }
             Model::Decoder(layer) => {
                 let (y, saved) = layer.forward(&mut cx, x, e, &own, &cross).unwrap();
                 cx.commit().unwrap();
-                let (dx, de) = scaling.backward_with(|cx| layer.backward(cx, saved, dy)).unwrap();
+                let (dx, de) = scaling.in_backward(|cx| layer.backward(cx, saved, dy)).unwrap();
                 all.extend([("y", y), ("dx", dx), ("de", de)]);
             }
             Model::Linear(layer) => {
@@ -190,7 +190,7 @@ impl Sample {
                 let dn = &self.tensors["dn"];
                 let backward =
                     |cx: &mut Backward<'_>| layer.backward_with_layernorm_output(cx, saved, dy, dn);
-                let dx = scaling.backward_with(backward).unwrap();
+                let dx = scaling.in_backward(backward).unwrap();
                 all.extend([("y", y), ("n", n), ("dx", dx)]);
             }
         }

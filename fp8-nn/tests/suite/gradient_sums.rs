@@ -102,7 +102,7 @@ fn a_nested_recipe_that_reduces_amaxes_without_a_group_is_noted() {
             let mut cx = scaling.scope(&current(), &options).unwrap();
             let (_, saved) = fc.forward(&mut cx.nested(&delayed()).unwrap(), &noise([4, 16], 2)).unwrap();
             cx.commit().unwrap();
-            scaling.backward_with(|cx| fc.backward(cx, saved, &noise([4, 16], 3))).unwrap();
+            scaling.in_backward(|cx| fc.backward(cx, saved, &noise([4, 16], 3))).unwrap();
             assert_eq!(all_reduce_gradients(&mut fc, &*groups[0]).is_err(), refused);
         }
     });
@@ -159,7 +159,7 @@ fn every_gradient_that_a_scope_fills_is_noted() {
                 let mut scaling = Scaling::new(&model, &device()).unwrap();
                 let [x, targets] = [2, 3].map(|seed| ids([1, 8], 20, seed));
                 let forward = |cx: &mut Forward<'_>| model.loss(cx, &x, &targets);
-                let (_, saved) = scaling.autocast_with(&delayed(), forward).unwrap();
+                let (_, saved) = scaling.in_autocast(&delayed(), forward).unwrap();
                 let mut cx = scaling.backward().unwrap();
                 if delays_wgrad {
                     cx.delay_wgrad();
@@ -185,7 +185,7 @@ fn a_layer_of_the_users_own_notes_the_scope() {
         scaling.autocast(&delayed()).unwrap().commit().unwrap();
         let ones = Tensor::full(1.0, [16], DType::F32, &device()).unwrap();
         let fill = |cx: &mut Backward<'_>| parameters_mut(&mut fc)[1].accumulate_in(cx, &ones);
-        scaling.backward_with(fill).unwrap();
+        scaling.in_backward(fill).unwrap();
         let text = error(all_reduce_gradients(&mut fc, &*groups[0]));
         assert!(text.contains("the gradient of `fc.bias`"), "{text}");
     });

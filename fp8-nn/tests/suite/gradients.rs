@@ -152,13 +152,13 @@ struct Padded {
     key_lengths: Tensor,
 }
 
-composite!(Padded { attention });
+composite!(Padded { attention; skip key_lengths });
 
 impl Module for Padded {
     type Saved = MultiheadAttentionSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        self.attention.forward_with(cx, x, &SequenceInfo::padded(&self.key_lengths))
+        self.attention.forward_with_info(cx, x, &SequenceInfo::padded(&self.key_lengths))
     }
 
     fn backward(
@@ -192,7 +192,11 @@ fn padding_is_seen_by_none() {
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
         values(
             &model
-                .forward_with(&mut cx, &x, &lengths.map_or_else(SequenceInfo::default, SequenceInfo::padded))
+                .forward_with_info(
+                    &mut cx,
+                    &x,
+                    &lengths.map_or_else(SequenceInfo::default, SequenceInfo::padded),
+                )
                 .unwrap()
                 .0,
         )
@@ -225,7 +229,7 @@ fn check_loss_gradients(mut model: Gpt) -> f32 {
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
     let (value, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
     cx.commit().unwrap();
-    scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+    scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
     // The loss is one f32 near 3: its slopes are coarse, and so is what they can prove.
     assert!(parameters(&model).iter().all(|p| norm(&values(p.main_grad())) > 0.0));
     check_loss(&mut model, loss);

@@ -53,9 +53,8 @@ impl Training {
 
     fn queue(&mut self, lr: f32) -> Result<[Tensor; 2]> {
         let Self { model, optimizer, scaling, scaler, .. } = self;
-        let (loss, saved) =
-            scaling.autocast_with(&delayed(), |cx| model.loss(cx, &self.ids, &self.targets))?;
-        scaling.backward_with(|cx| model.loss_backward_scaled(cx, saved, scaler))?;
+        let (loss, saved) = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &self.ids, &self.targets))?;
+        scaling.in_backward(|cx| model.loss_backward_scaled(cx, saved, scaler))?;
         if let Some(group) = &self.group {
             all_reduce_gradients(model, &**group)?;
         }

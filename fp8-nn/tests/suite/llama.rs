@@ -50,7 +50,7 @@ fn train(recipe: &Recipe, options: &AutocastOptions, steps: i32) -> Vec<f32> {
         let mut cx = scaling.scope(recipe, options).unwrap();
         let (loss, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
         cx.commit().unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         losses.push(loss.item().unwrap());
         optimizer.step(&mut model, 1e-2).unwrap();
         zero_grad(&mut model).unwrap();

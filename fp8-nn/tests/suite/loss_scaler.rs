@@ -60,7 +60,7 @@ impl Layers {
             fc.backward(cx, saved, &dy)?;
             scaler.check(cx, fc)
         };
-        self.scaling.backward_with(backward).unwrap();
+        self.scaling.in_backward(backward).unwrap();
     }
 
     fn finish(&mut self) {
@@ -167,7 +167,7 @@ fn a_scale_changes_no_bit_where_nothing_is_rounded() {
                 fc.backward(cx, saved, &dy)?;
                 scaler.check(cx, &fc)
             };
-            scaling.backward_with(backward).unwrap();
+            scaling.in_backward(backward).unwrap();
             match step {
                 0 => scaler.step(&mut optimizer, &mut fc, 1e-2).unwrap(),
                 1 => {
@@ -353,7 +353,7 @@ fn a_model_trains_in_f16_as_in_bf16() {
             let mut cx = scaling.scope(&delayed(), &in_dtype(compute_dtype)).unwrap();
             let (loss, saved) = model.loss(&mut cx, &ids, &targets).unwrap();
             cx.commit().unwrap();
-            scaling.backward_with(|cx| model.loss_backward_scaled(cx, saved, scaler)).unwrap();
+            scaling.in_backward(|cx| model.loss_backward_scaled(cx, saved, scaler)).unwrap();
             let norm = scaler.clip_grad_norm(&mut model, 1.0).unwrap();
             scaler.step_with_norm(&mut optimizer, &mut model, 3e-3, &norm).unwrap();
             scaler.update().unwrap();

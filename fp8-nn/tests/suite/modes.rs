@@ -108,7 +108,7 @@ fn an_evaluation_of_a_recipe_without_state_computes_what_training_does() {
     for recipe in recipes() {
         let model = block("block", 1);
         let mut scaling = Scaling::new(&model, &device()).unwrap();
-        let (trained, _) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x)).unwrap();
+        let (trained, _) = scaling.in_autocast(&recipe, |cx| model.forward(cx, &x)).unwrap();
         let keeps_state = !scaling.state().unwrap().arenas.is_empty();
         let mut cx = scaling.eval(&recipe).unwrap();
         let (evaluated, _) = model.forward(&mut cx, &x).unwrap();
@@ -122,7 +122,7 @@ fn the_saved_of_an_evaluation_is_refused() {
     let mut scaling = Scaling::new(&fc, &device()).unwrap();
     let x = noise([4, 16], 2);
     let (y, saved) = fc.forward(&mut scaling.eval(&delayed()).unwrap(), &x).unwrap();
-    let error = scaling.backward_with(|cx| fc.backward(cx, saved, &y)).unwrap_err().to_string();
+    let error = scaling.in_backward(|cx| fc.backward(cx, saved, &y)).unwrap_err().to_string();
     assert_eq!(
         error,
         "backward of `fc`: its Saved comes from an evaluation scope: expected one from a committed training scope"
@@ -159,7 +159,7 @@ fn a_weight_is_quantized_once_per_version() {
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     for round in 1..=3 {
         for _ in 0..4 {
-            scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &x).map(drop)).unwrap();
+            scaling.in_autocast(&delayed(), |cx| fc.forward(cx, &x).map(drop)).unwrap();
         }
         assert_eq!(elements(&scaling, "fc.weight"), round * 16 * 24);
         assert_eq!(elements(&scaling, "fc.input"), round * 4 * 8 * 16);
@@ -253,8 +253,8 @@ fn a_language_models_blocks_run_in_fp8_and_its_head_does_not() {
     let mut model = gpt(1);
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
-    let (_, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &x, &targets)).unwrap();
-    scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+    let (_, saved) = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &x, &targets)).unwrap();
+    scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
     let mut calibrated = 0;
     for arena in scaling.state().unwrap().arenas {
         for (name, scale) in arena.slots.iter().zip(&arena.scale) {

@@ -47,7 +47,7 @@ impl Job {
         let mut cx = scaling.autocast(recipe)?;
         let (y, saved) = model.forward(&mut cx, &noise([5, 4], seed))?;
         cx.commit()?;
-        scaling.backward_with(|cx| model.backward(cx, saved, &noise([5, 4], 100 + seed)))?;
+        scaling.in_backward(|cx| model.backward(cx, saved, &noise([5, 4], 100 + seed)))?;
         Ok(y.to_f32_vec()?)
     }
 }

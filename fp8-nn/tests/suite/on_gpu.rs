@@ -64,7 +64,7 @@ fn open() -> Device {
         cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
         ..CudaOptions::default()
     };
-    let device = Device::cuda_with(&options).unwrap();
+    let device = Device::cuda_with_options(&options).unwrap();
     assert!(device.is_simulated());
     device
 }

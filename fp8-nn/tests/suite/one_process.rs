@@ -92,12 +92,12 @@ fn train(group: Option<&Group>, case: Case, loaded: Option<&ScalingState>, steps
         let cross_entropy = ops::CrossEntropyOptions { normalizer, ..Default::default() };
         let mut cx = scaling.scope(&case.recipe(), &case.options()).unwrap();
         let (mut loss, saved) =
-            model.loss_with(&mut cx, &x, &targets, cross_entropy, &SequenceInfo::default()).unwrap();
+            model.loss_with_info(&mut cx, &x, &targets, cross_entropy, &SequenceInfo::default()).unwrap();
         cx.commit().unwrap();
         if step == 0 {
             run.first_scales = scales(&scaling);
         }
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         if step == 0 {
             run.scales = scales(&scaling);
         }

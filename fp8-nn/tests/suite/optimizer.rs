@@ -106,7 +106,8 @@ fn only_matrices_decay() {
 fn saved_names(model: &TransformerLayer, optimizer: &AdamW) -> Vec<String> {
     let (dir, scaling) = (tempfile::tempdir().unwrap(), Scaling::new(model, &device()).unwrap());
     let options = checkpoint::SaveOptions { without_gradients: true };
-    checkpoint::save_with(dir.path(), model, optimizer, &scaling, &Default::default(), &options).unwrap();
+    checkpoint::save_with_options(dir.path(), model, optimizer, &scaling, &Default::default(), &options)
+        .unwrap();
     let bytes = std::fs::read(checkpoint::path(dir.path())).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     tensors.names().into_iter().map(ToOwned::to_owned).collect()

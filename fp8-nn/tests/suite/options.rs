@@ -453,7 +453,7 @@ fn of_a_language_model() {
         let (logits, _) = model.forward(&mut cx, &tokens).unwrap();
         let (loss, saved) = model.loss(&mut cx, &tokens, &targets).unwrap();
         cx.commit().unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
 
         let p = weights(&model);
         let expected = oracle.gpt(&p, "a", &token_ids, [6, 16]);

@@ -18,16 +18,16 @@ impl Module for Wrapped {
     type Saved = (AnySaved, LinearSaved);
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
-        self.forward_with(cx, x, &SequenceInfo::default())
+        self.forward_with_info(cx, x, &SequenceInfo::default())
     }
 
-    fn forward_with(
+    fn forward_with_info(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, Self::Saved)> {
-        let (b, base) = self.base.forward_with_dyn(cx, x, info)?;
+        let (b, base) = self.base.forward_with_info_dyn(cx, x, info)?;
         let (a, adapter) = self.adapter.forward(cx, &b)?;
         Ok((ops::add(&b, &a)?, (base, adapter)))
     }
@@ -83,8 +83,8 @@ fn train(model: &mut Gpt, recipe: &Recipe, steps: u64) -> Vec<u32> {
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let step = |i| {
         let (ids, targets) = (ids([2, 8], 20, i), ids([2, 8], 20, 100 + i));
-        let (loss, saved) = scaling.autocast_with(recipe, |cx| model.loss(cx, &ids, &targets)).unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        let (loss, saved) = scaling.in_autocast(recipe, |cx| model.loss(cx, &ids, &targets)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         optimizer.step(model, 0.01).unwrap();
         zero_grad(model).unwrap();
         loss.item().unwrap().to_bits()
@@ -280,9 +280,9 @@ fn a_weight_that_was_frozen_in_the_forward_pass_has_no_gradient() {
     let mut model = linear("fc", 16, 16, 1);
     parameters_mut(&mut model)[0].set_trainable(false).unwrap();
     let mut scaling = Scaling::new(&model, &device()).unwrap();
-    let (y, saved) = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &noise([4, 16], 1))).unwrap();
+    let (y, saved) = scaling.in_autocast(&delayed(), |cx| model.forward(cx, &noise([4, 16], 1))).unwrap();
     parameters_mut(&mut model)[0].set_trainable(true).unwrap();
-    let refused = error(scaling.backward_with(|cx| model.backward(cx, saved, &y)));
+    let refused = error(scaling.in_backward(|cx| model.backward(cx, saved, &y)));
     assert_eq!(
         refused,
         "fc: set_trainable = true: the weight was frozen in the forward pass, which kept nothing for its gradient: run that again"
@@ -296,9 +296,9 @@ fn a_tied_head_keeps_no_input_for_a_frozen_table() {
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (ids, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
     let mut run = |model: &mut Gpt, thaw: bool| {
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &ids, &targets))?;
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &ids, &targets))?;
         parameters_mut(model)[0].set_trainable(thaw)?;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
         Ok::<_, Error>(parameters(model)[1..].iter().map(|p| bits(p.main_grad())).collect::<Vec<_>>())
     };
     let trained = run(&mut model, true).unwrap();

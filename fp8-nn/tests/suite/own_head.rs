@@ -97,8 +97,8 @@ fn train(model: &mut Gpt, recipe: &Recipe, classes: i32, steps: u64) -> Vec<f32>
     let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], classes, 2));
     let mut losses = Vec::new();
     for _ in 0..steps {
-        let (loss, saved) = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        let (loss, saved) = scaling.in_autocast(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         optimizer.step(model, 0.01).unwrap();
         zero_grad(model).unwrap();
         losses.push(loss.item().unwrap());
@@ -135,7 +135,7 @@ fn gradients_pass_through_a_head_of_ones_own() {
         let (loss, saved) = model.loss(&mut cx, &x, &targets).unwrap();
         cx.commit().unwrap();
         if has_backward {
-            scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+            scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         }
         f64::from(loss.item().unwrap())
     };
@@ -175,15 +175,15 @@ fn heads_that_do_not_fit_are_refused() {
     let (mut plain, mut model) = (gpt(1), adapted(gpt(1)));
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
-    let (_, saved) = scaling.autocast_with(&current(), |cx| model.loss(cx, &x, &targets)).unwrap();
-    let refused = error(scaling.backward_with(|cx| plain.loss_backward(cx, saved)));
+    let (_, saved) = scaling.in_autocast(&current(), |cx| model.loss(cx, &x, &targets)).unwrap();
+    let refused = error(scaling.in_backward(|cx| plain.loss_backward(cx, saved)));
     assert!(
         refused.contains("a Linear as its head") && refused.contains("a head of the user's own"),
         "{refused}"
     );
     let mut scaling = Scaling::new(&plain, &device()).unwrap();
-    let (_, saved) = scaling.autocast_with(&current(), |cx| plain.loss(cx, &x, &targets)).unwrap();
-    let refused = error(scaling.backward_with(|cx| model.loss_backward(cx, saved)));
+    let (_, saved) = scaling.in_autocast(&current(), |cx| plain.loss(cx, &x, &targets)).unwrap();
+    let refused = error(scaling.in_backward(|cx| model.loss_backward(cx, saved)));
     assert!(
         refused.contains("a head of the user's own") && refused.contains("a Linear as its head"),
         "{refused}"

@@ -2,7 +2,7 @@
 
 use crate::support::{bits, block, device, error, linear, parameter_bits};
 use fp8_nn::checkpoint::{
-    LoadParametersOptions, load_parameters, load_parameters_with, save, save_parameters,
+    LoadParametersOptions, load_parameters, load_parameters_with_options, save, save_parameters,
 };
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ fn what_both_have_is_loaded_and_the_rest_is_reported() {
     save_parameters(&path, &pretrained).unwrap();
     let new = || stack([linear("body", 4, 6, 3), linear("classes", 6, 3, 4)]);
     let mut model = new();
-    let report = load_parameters_with(&path, &mut model, &loose()).unwrap();
+    let report = load_parameters_with_options(&path, &mut model, &loose()).unwrap();
     let names = |names: &[&str]| names.iter().map(|&name| name.into()).collect::<Vec<_>>();
     assert_eq!(report.loaded, names(&["body.weight", "body.bias"]));
     assert_eq!(report.missing, names(&["classes.weight", "classes.bias"]));
@@ -38,13 +38,13 @@ fn what_both_have_is_loaded_and_the_rest_is_reported() {
     // Each permission is needed, and a refusal changes nothing.
     let mut model = new();
     let before = parameter_bits(&model);
-    let refused = error(load_parameters_with(
+    let refused = error(load_parameters_with_options(
         &path,
         &mut model,
         &LoadParametersOptions { allow_missing: false, ..loose() },
     ));
     assert!(refused.contains("it has no tensor `classes.weight`"), "{refused}");
-    let refused = error(load_parameters_with(
+    let refused = error(load_parameters_with_options(
         &path,
         &mut model,
         &LoadParametersOptions { allow_extra: false, ..loose() },
@@ -52,7 +52,7 @@ fn what_both_have_is_loaded_and_the_rest_is_reported() {
     assert!(refused.ends_with("tensor `head.bias` has no place in this model"), "{refused}");
     let (strict, with_defaults) = (
         error(load_parameters(&path, &mut model)),
-        error(load_parameters_with(&path, &mut model, &LoadParametersOptions::default())),
+        error(load_parameters_with_options(&path, &mut model, &LoadParametersOptions::default())),
     );
     assert_eq!(strict, with_defaults);
     assert!(before == parameter_bits(&model));
@@ -65,16 +65,19 @@ fn a_parameter_of_another_shape_is_refused_before_anything_changes() {
     save_parameters(&path, &stack([linear("body", 4, 6, 1), linear("head", 6, 9, 2)])).unwrap();
     let mut model = stack([linear("body", 4, 6, 3), linear("head", 6, 3, 4)]);
     let before = parameter_bits(&model);
-    let refused = error(load_parameters_with(&path, &mut model, &loose()));
+    let refused = error(load_parameters_with_options(&path, &mut model, &loose()));
     assert!(refused.contains("`head.weight` has shape [9, 6]: expected [3, 6]"), "{refused}");
     assert!(before == parameter_bits(&model));
     let only = vec!["body".to_owned()];
-    let report =
-        load_parameters_with(&path, &mut model, &LoadParametersOptions { only, ..Default::default() })
-            .unwrap();
+    let report = load_parameters_with_options(
+        &path,
+        &mut model,
+        &LoadParametersOptions { only, ..Default::default() },
+    )
+    .unwrap();
     assert_eq!((report.loaded.len(), report.missing.len(), report.extra.len()), (2, 0, 0));
     let mut twice = stack([linear("body", 4, 6, 3), linear("body", 4, 6, 3)]);
-    let refused = error(load_parameters_with(&path, &mut twice, &loose()));
+    let refused = error(load_parameters_with_options(&path, &mut twice, &loose()));
     assert_eq!(refused, "parameter `body.weight` occurs twice: give the two layers different paths");
 }
 
@@ -88,7 +91,7 @@ fn patterns_select_on_both_sides() {
     let before = parameter_bits(&model);
     let options =
         LoadParametersOptions { only: vec!["*.mlp.*".to_owned(), "qkv".to_owned()], ..Default::default() };
-    let report = load_parameters_with(&path, &mut model, &options).unwrap();
+    let report = load_parameters_with_options(&path, &mut model, &options).unwrap();
     assert!(report.missing.is_empty() && report.extra.is_empty(), "{report:?}");
     for (parameter, before) in parameters(&model).into_iter().zip(&before) {
         let is_selected = before.0.contains(".mlp.") || before.0.contains("qkv");
@@ -98,10 +101,11 @@ fn patterns_select_on_both_sides() {
         assert_eq!(report.loaded.contains(parameter.name()), is_selected, "{}", before.0);
     }
     let only = vec!["*.mlp.*".to_owned(), "fc3".to_owned()];
-    let refused = error(load_parameters_with(&path, &mut model, &LoadParametersOptions { only, ..options }));
+    let refused =
+        error(load_parameters_with_options(&path, &mut model, &LoadParametersOptions { only, ..options }));
     assert_eq!(
         refused,
-        "load_parameters_with: only = \"fc3\": it matches no parameter of the model: expected a pattern such as \
+        "load_parameters_with_options: only = \"fc3\": it matches no parameter of the model: expected a pattern such as \
          \"*.blocks.0.*\" or \"head\""
     );
 }
@@ -116,7 +120,7 @@ fn the_prefix_reads_a_training_checkpoint() {
     let mut other = block("block", 2);
     assert!(error(load_parameters(&path, &mut other)).contains("it has no tensor `block.attention"));
     let options = LoadParametersOptions { prefix: "model.".to_owned(), ..Default::default() };
-    let report = load_parameters_with(&path, &mut other, &options).unwrap();
+    let report = load_parameters_with_options(&path, &mut other, &options).unwrap();
     assert_eq!(report.loaded.len(), parameters(&model).len());
     assert!(parameter_bits(&model) == parameter_bits(&other));
 }
@@ -129,7 +133,7 @@ fn codes_are_loaded_with_their_factors() {
     quantize_weights(&mut pretrained, &Recipe::from(CurrentScaling::default())).unwrap();
     save_parameters(&path, &pretrained).unwrap();
     let mut model = stack([linear("body", 16, 16, 3)]);
-    let report = load_parameters_with(&path, &mut model, &loose()).unwrap();
+    let report = load_parameters_with_options(&path, &mut model, &loose()).unwrap();
     assert_eq!(report.loaded.len(), 2);
     assert_eq!(report.extra, ["head.bias", "head.weight", "head.weight_scale_inv"]);
     let expected = parameters(&pretrained)[0].values(DType::F32).unwrap();

@@ -23,7 +23,7 @@ fn train<M: Module>(mut model: M, recipe: &Recipe, options: &AutocastOptions, pi
             cx.commit().unwrap();
         }
         for (y, saved) in forwards.into_iter().rev() {
-            let dx = scaling.backward_with(|cx| model.backward(cx, saved, &y)).unwrap();
+            let dx = scaling.in_backward(|cx| model.backward(cx, saved, &y)).unwrap();
             out.extend([bits(&y), bits(&dx)]);
         }
         optimizer.step(&mut model, 0.01).unwrap();
@@ -82,15 +82,15 @@ fn a_failed_scope_between_forward_and_backward_changes_nothing() {
         let mut model = Recompute { inner: mlp("mlp", Activation::Gelu, Norm::LayerNorm, 1) };
         let mut scaling = Scaling::new(&model, &device()).unwrap();
         let x = noise([6, 24], 1);
-        let (y, saved) = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &x)).unwrap();
+        let (y, saved) = scaling.in_autocast(&delayed(), |cx| model.forward(cx, &x)).unwrap();
         if fail {
-            let failed = scaling.autocast_with(&delayed(), |cx| {
+            let failed = scaling.in_autocast(&delayed(), |cx| {
                 model.forward(cx, &noise([6, 24], 9))?;
                 model.forward(cx, &noise([6, 23], 9))
             });
             assert!(failed.is_err());
         }
-        let dx = scaling.backward_with(|cx| model.backward(cx, saved, &y)).unwrap();
+        let dx = scaling.in_backward(|cx| model.backward(cx, saved, &y)).unwrap();
         (bits(&dx), everything(&model, &scaling))
     };
     assert!(run(false) == run(true));
@@ -103,9 +103,9 @@ fn without_a_commit_there_is_nothing_to_replay() {
     let x = noise([4, 16], 1);
     let text = "replay: no scales were kept: the forward scope of this Saved was an evaluation or left without commit";
     let (y, saved) = model.forward(&mut scaling.eval(&delayed()).unwrap(), &x).unwrap();
-    assert_eq!(error(scaling.backward_with(|cx| model.backward(cx, saved, &y))), text);
+    assert_eq!(error(scaling.in_backward(|cx| model.backward(cx, saved, &y))), text);
     let mut cx = scaling.autocast(&delayed()).unwrap();
     let (y, saved) = model.forward(&mut cx, &x).unwrap();
     drop(cx);
-    assert_eq!(error(scaling.backward_with(|cx| model.backward(cx, saved, &y))), text);
+    assert_eq!(error(scaling.in_backward(|cx| model.backward(cx, saved, &y))), text);
 }

@@ -185,16 +185,16 @@ fn every_layer_refuses_a_gradient_that_is_not_its_outputs() {
         let x = noise(shape(case.input), 2);
         let before = parameter_bits(&*layer);
         for (dy, text) in wrong_gradients(case.output) {
-            let forward = scaling.autocast_with(&delayed(), |cx| layer.forward_dyn(cx, &x));
+            let forward = scaling.in_autocast(&delayed(), |cx| layer.forward_dyn(cx, &x));
             let (y, saved) = forward.unwrap();
             assert_eq!(**y.shape(), *case.output);
-            let refused = scaling.backward_with(|cx| layer.backward_dyn(0, cx, saved, &dy));
+            let refused = scaling.in_backward(|cx| layer.backward_dyn(0, cx, saved, &dy));
             assert_eq!(error(refused), format!("{path}: {text}"), "{}", case.name);
             assert!(parameter_bits(&*layer) == before, "{path}: {text}: no gradient has changed");
         }
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| layer.forward_dyn(cx, &x)).unwrap();
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| layer.forward_dyn(cx, &x)).unwrap();
         let dy = noise(shape(case.output), 3);
-        scaling.backward_with(|cx| layer.backward_dyn(0, cx, saved, &dy)).unwrap();
+        scaling.in_backward(|cx| layer.backward_dyn(0, cx, saved, &dy)).unwrap();
     }
 }
 
@@ -220,14 +220,14 @@ fn every_layer_refuses_an_input_that_does_not_fit() {
         let other = elsewhere(&noise(shape(case.input), 2));
         inputs.extend(other.map(|(x, text)| (x, format!("input {text}"))));
         for (x, text) in inputs {
-            let refused = scaling.autocast_with(&delayed(), |cx| layer.forward_dyn(cx, &x));
+            let refused = scaling.in_autocast(&delayed(), |cx| layer.forward_dyn(cx, &x));
             assert_eq!(error(refused), format!("{path}: {text}"), "{}", case.name);
         }
         // Leading dimensions are free where they have no meaning.
         if !expected.starts_with("[batch") {
             for input in [&[24][..], &[3, 24], &[0, 24], &[1, 2, 3, 24]] {
                 let x = noise(shape(input), 2);
-                scaling.autocast_with(&delayed(), |cx| layer.forward_dyn(cx, &x)).unwrap();
+                scaling.in_autocast(&delayed(), |cx| layer.forward_dyn(cx, &x)).unwrap();
             }
         }
     }
@@ -246,8 +246,9 @@ fn attention_refuses_key_lengths_that_do_not_fit() {
         ];
         all.extend(elsewhere(&integers(&[2])).map(|(t, text)| (t, format!("key_lengths {text}"))));
         for (lengths, text) in all {
-            let refused = scaling
-                .autocast_with(&delayed(), |cx| layer.forward_with(cx, &x, &SequenceInfo::padded(&lengths)));
+            let refused = scaling.in_autocast(&delayed(), |cx| {
+                layer.forward_with_info(cx, &x, &SequenceInfo::padded(&lengths))
+            });
             assert_eq!(error(refused), format!("a: {text}"));
         }
     }
@@ -268,13 +269,13 @@ fn an_embedding_refuses_what_does_not_fit() {
     ];
     inputs.extend(elsewhere(&integers(&[2, 4])).map(|(t, text)| (t, format!("ids {text}"))));
     for (wrong, text) in inputs {
-        let refused = scaling.autocast_with(&delayed(), |cx| layer.forward(cx, &wrong));
+        let refused = scaling.in_autocast(&delayed(), |cx| layer.forward(cx, &wrong));
         assert_eq!(error(refused), format!("a: {text}"));
     }
     let before = parameter_bits(&layer);
     let tokens = ids([2, 4], 20, 1);
     for (dy, text) in wrong_gradients(&[2, 4, 8]) {
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| layer.forward(cx, &tokens)).unwrap();
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| layer.forward(cx, &tokens)).unwrap();
         assert_eq!(error(layer.backward(&saved, &dy)), format!("a: {text}"));
         assert!(parameter_bits(&layer) == before);
     }
@@ -294,9 +295,9 @@ fn a_language_model_refuses_what_does_not_fit() {
     ];
     inputs.extend(elsewhere(&tokens).map(|(t, text)| (t, format!("ids {text}"))));
     for (wrong, text) in inputs {
-        let refused = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &wrong));
+        let refused = scaling.in_autocast(&delayed(), |cx| model.forward(cx, &wrong));
         assert_eq!(error(refused), format!("gpt: {text}"));
-        let refused = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &wrong, &targets));
+        let refused = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &wrong, &targets));
         assert_eq!(error(refused), format!("gpt: {text}"));
     }
     let expected = "expected [2, 6], the shape of ids";
@@ -308,13 +309,13 @@ fn a_language_model_refuses_what_does_not_fit() {
     ];
     wrong.extend(elsewhere(&targets).map(|(t, text)| (t, format!("targets {text}"))));
     for (wrong, text) in wrong {
-        let refused = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &tokens, &wrong));
+        let refused = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &tokens, &wrong));
         assert_eq!(error(refused), format!("gpt: {text}"));
     }
     let before = parameter_bits(&model);
     for (dlogits, text) in wrong_gradients(&[2, 6, 20]) {
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &tokens)).unwrap();
-        let refused = scaling.backward_with(|cx| model.backward(cx, saved, &dlogits));
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| model.forward(cx, &tokens)).unwrap();
+        let refused = scaling.in_backward(|cx| model.backward(cx, saved, &dlogits));
         assert_eq!(error(refused), format!("gpt: {text}"));
         assert!(parameter_bits(&model) == before);
     }
@@ -327,7 +328,7 @@ fn a_tensor_of_another_transpose_policy_is_on_the_same_device() {
     let on = |t: Tensor, policy| t.to_device(&device().with_transpose_policy(policy)).unwrap();
     for policy in [TransposePolicy::WithCast, TransposePolicy::OnDemand, TransposePolicy::Never] {
         let (x, dy) = (on(noise([4, 24], 2), policy), on(noise([4, 10], 3), policy));
-        let (_, saved) = scaling.autocast_with(&delayed(), |cx| layer.forward(cx, &x)).unwrap();
-        scaling.backward_with(|cx| layer.backward(cx, saved, &dy)).unwrap();
+        let (_, saved) = scaling.in_autocast(&delayed(), |cx| layer.forward(cx, &x)).unwrap();
+        scaling.in_backward(|cx| layer.backward(cx, saved, &dy)).unwrap();
     }
 }

@@ -140,7 +140,7 @@ fn delayed_weight_gradients_have_the_bits_of_immediate_ones() {
             let mut out = Vec::new();
             for seed in 0..3 {
                 let x = noise([2, 6, 32], seed);
-                let (y, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x)).unwrap();
+                let (y, saved) = scaling.in_autocast(&recipe, |cx| model.forward(cx, &x)).unwrap();
                 let mut cx = scaling.backward().unwrap();
                 if when != When::AtOnce {
                     cx.delay_wgrad();
@@ -176,7 +176,7 @@ fn delayed_weight_gradients_are_not_lost() {
     let mut fc = linear("fc", 16, 16, 1);
     let mut scaling = Scaling::new(&fc, &device()).unwrap();
     let x = noise([4, 16], 1);
-    let (y, saved) = scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &x)).unwrap();
+    let (y, saved) = scaling.in_autocast(&delayed(), |cx| fc.forward(cx, &x)).unwrap();
     let mut cx = scaling.backward().unwrap();
     cx.delay_wgrad();
     fc.backward(&mut cx, saved, &y).unwrap();
@@ -184,7 +184,7 @@ fn delayed_weight_gradients_are_not_lost() {
         cx.commit().unwrap_err().to_string(),
         "1 weight gradients were delayed: take them from the backward scope by take_wgrads() before its commit"
     );
-    let (y, saved) = scaling.autocast_with(&delayed(), |cx| fc.forward(cx, &x)).unwrap();
+    let (y, saved) = scaling.in_autocast(&delayed(), |cx| fc.forward(cx, &x)).unwrap();
     let mut cx = scaling.backward().unwrap();
     cx.delay_wgrad();
     fc.backward(&mut cx, saved, &y).unwrap();
@@ -245,7 +245,7 @@ fn the_norms_output_is_a_result_with_a_gradient() {
     let (y, normed, saved) = fused.forward_with_layernorm_output(&mut cx, &x).unwrap();
     cx.commit().unwrap();
     let backward = |cx: &mut Backward<'_>| fused.backward_with_layernorm_output(cx, saved, &y, &normed);
-    let dx = scaling.backward_with(backward).unwrap();
+    let dx = scaling.in_backward(backward).unwrap();
 
     let norm = NormLayerOptions { hidden_size: 32, ..Default::default() };
     let fc = LinearOptions { in_features: 32, out_features: 32, ..Default::default() };
@@ -261,11 +261,11 @@ fn the_norms_output_is_a_result_with_a_gradient() {
     let mut scaling = Scaling::new(&both, &device()).unwrap();
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
     let [norm, fc] = &both.0[..] else { panic!() };
-    let (n, norm_saved) = norm.forward_with_dyn(&mut cx, &x, &SequenceInfo::default()).unwrap();
-    let (z, fc_saved) = fc.forward_with_dyn(&mut cx, &n, &SequenceInfo::default()).unwrap();
+    let (n, norm_saved) = norm.forward_with_info_dyn(&mut cx, &x, &SequenceInfo::default()).unwrap();
+    let (z, fc_saved) = fc.forward_with_info_dyn(&mut cx, &n, &SequenceInfo::default()).unwrap();
     cx.commit().unwrap();
     assert!(bits(&n) == bits(&normed) && bits(&z) == bits(&y));
-    let expected = scaling.backward_with(|cx| {
+    let expected = scaling.in_backward(|cx| {
         let dn = both.0[1].backward_dyn(1, cx, fc_saved, &z)?;
         both.0[0].backward_dyn(0, cx, norm_saved, &ops::add(&dn, &n)?)
     });
@@ -281,9 +281,9 @@ fn a_gradient_of_the_norms_output_must_have_its_shape() {
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let x = noise([6, 24], 1);
     let forward = |cx: &mut Forward<'_>| model.forward_with_layernorm_output(cx, &x);
-    let (y, _, saved) = scaling.autocast_with(&delayed(), forward).unwrap();
+    let (y, _, saved) = scaling.in_autocast(&delayed(), forward).unwrap();
     let wrong = noise([6, 23], 1);
-    let refused = scaling.backward_with(|cx| model.backward_with_layernorm_output(cx, saved, &y, &wrong));
+    let refused = scaling.in_backward(|cx| model.backward_with_layernorm_output(cx, saved, &y, &wrong));
     assert_eq!(error(refused), "mlp: dnormed of shape [6, 23]: expected [6, 24], the output's shape");
     assert!(grads(&model).iter().all(|(_, grad)| grad.iter().all(|&v| v == 0.0)));
 
@@ -298,7 +298,7 @@ fn a_gradient_of_the_norms_output_must_have_its_shape() {
     let forward =
         |cx: &mut Forward<'_>| attention.forward_with_layernorm_output(cx, &x, &SequenceInfo::default());
     assert_eq!(
-        error(scaling.autocast_with(&delayed(), forward)),
+        error(scaling.in_autocast(&delayed(), forward)),
         "a: input_layernorm = None: expected a norm, whose output is asked for"
     );
 }
@@ -340,8 +340,9 @@ fn a_bias_that_is_left_to_the_caller_is_not_added_but_has_a_gradient() {
             let bias = values(bias.tensor());
             let mut scaling = Scaling::new(&*layer, &device()).unwrap();
             let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-            let (y, _) =
-                layer.forward_with_dyn(&mut cx, &noise([1, 4, 24], 5), &SequenceInfo::default()).unwrap();
+            let (y, _) = layer
+                .forward_with_info_dyn(&mut cx, &noise([1, 4, 24], 5), &SequenceInfo::default())
+                .unwrap();
             cx.commit().unwrap();
             (values(&y), bias)
         })

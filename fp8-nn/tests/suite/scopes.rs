@@ -28,8 +28,8 @@ fn train(recipe: &Recipe, trouble: Trouble, at: u64) -> Outcome {
             disturb(&mut model, &mut scaling, recipe, trouble);
         }
         let (x, targets) = (ids([2, 8], 20, step), ids([2, 8], 20, 50 + step));
-        let (loss, saved) = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        let (loss, saved) = scaling.in_autocast(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         losses.extend(bits(&loss));
         optimizer.step(&mut model, 0.01).unwrap();
         fp8_nn::zero_grad(&mut model).unwrap();
@@ -48,7 +48,7 @@ fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Tro
         }
         Trouble::ForwardFailed => {
             let fewer = ids([2, 7], 20, 778);
-            let failed = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &fewer));
+            let failed = scaling.in_autocast(recipe, |cx| model.loss(cx, &x, &fewer));
             assert!(failed.is_err());
         }
         Trouble::Discarded => {
@@ -59,7 +59,7 @@ fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Tro
         Trouble::BackwardDropped | Trouble::BackwardFailed => {
             // Its forward is taken back as well: a backward that fails belongs to a step that is done again.
             let before = scaling.state().unwrap();
-            let (_, saved) = scaling.autocast_with(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+            let (_, saved) = scaling.in_autocast(recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
             scaling.load_state(&before).unwrap();
             let mut cx = scaling.backward().unwrap();
             let result = model.loss_backward(&mut cx, saved);
@@ -68,7 +68,7 @@ fn disturb(model: &mut Gpt, scaling: &mut Scaling, recipe: &Recipe, trouble: Tro
                 let mut stranger = linear("stranger", 4, 4, 1);
                 let mut other = Scaling::new(&stranger, &device()).unwrap();
                 let (y, saved) =
-                    other.autocast_with(recipe, |cx| stranger.forward(cx, &noise([4, 4], 1))).unwrap();
+                    other.in_autocast(recipe, |cx| stranger.forward(cx, &noise([4, 4], 1))).unwrap();
                 assert!(stranger.backward(&mut cx, saved, &y).is_err());
             }
             drop(cx);
@@ -105,7 +105,7 @@ fn a_dropped_scopes_saved_is_refused_by_every_layer() {
     let mut model = gpt(1);
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let saved = returns_what_backward_needs(&mut scaling, &model).unwrap();
-    let refused = error(scaling.backward_with(|cx| model.loss_backward(cx, saved)));
+    let refused = error(scaling.in_backward(|cx| model.loss_backward(cx, saved)));
     assert!(
         refused.contains("its Saved comes from a forward scope that was left without commit"),
         "{refused}"
@@ -123,7 +123,7 @@ fn a_dropped_scopes_saved_is_refused_by_every_layer() {
         } else {
             drop(cx)
         }
-        let refused = error(scaling.backward_with(|cx| fc.backward(cx, saved, &y)));
+        let refused = error(scaling.in_backward(|cx| fc.backward(cx, saved, &y)));
         let how = if discards { "discarded" } else { "left without commit" };
         assert!(refused.starts_with("backward of `fc`") && refused.contains(how), "{refused}");
 
@@ -135,7 +135,7 @@ fn a_dropped_scopes_saved_is_refused_by_every_layer() {
         } else {
             drop(cx)
         }
-        let refused = error(scaling.backward_with(|cx| mlp.backward(cx, saved, &y)));
+        let refused = error(scaling.in_backward(|cx| mlp.backward(cx, saved, &y)));
         assert!(refused.contains("left without commit"), "{refused}");
     }
 }
@@ -146,8 +146,8 @@ fn a_second_model_under_the_firsts_scaling_is_refused() {
     let mut scaling = Scaling::new(&first, &device()).unwrap();
     let (x, targets) = (ids([2, 8], 20, 1), ids([2, 8], 20, 2));
     let step = |scaling: &mut Scaling, model: &mut Gpt| {
-        let (loss, saved) = scaling.autocast_with(&delayed(), |cx| model.loss(cx, &x, &targets))?;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved))?;
+        let (loss, saved) = scaling.in_autocast(&delayed(), |cx| model.loss(cx, &x, &targets))?;
+        scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
         Ok::<_, Error>(bits(&loss))
     };
     step(&mut scaling, &mut first).unwrap();
@@ -171,7 +171,7 @@ fn a_second_model_under_the_firsts_scaling_is_refused() {
 fn a_layer_that_scaling_does_not_know_is_refused() {
     let (known, stranger) = (linear("fc", 16, 16, 1), linear("head", 16, 16, 2));
     let mut scaling = Scaling::new(&known, &device()).unwrap();
-    let refused = scaling.autocast_with(&delayed(), |cx| stranger.forward(cx, &noise([2, 16], 1)));
+    let refused = scaling.in_autocast(&delayed(), |cx| stranger.forward(cx, &noise([2, 16], 1)));
     assert_eq!(
         error(refused),
         "slot `head.input` is not registered: build Scaling from the model that holds this layer"
@@ -182,8 +182,8 @@ fn a_layer_that_scaling_does_not_know_is_refused() {
 fn another_scalings_saved_is_refused() {
     let mut fc = linear("fc", 16, 16, 1);
     let [mut one, mut other] = [(); 2].map(|()| Scaling::new(&fc, &device()).unwrap());
-    let (y, saved) = one.autocast_with(&delayed(), |cx| fc.forward(cx, &noise([2, 16], 1))).unwrap();
-    let refused = other.backward_with(|cx| fc.backward(cx, saved, &y));
+    let (y, saved) = one.in_autocast(&delayed(), |cx| fc.forward(cx, &noise([2, 16], 1))).unwrap();
+    let refused = other.in_backward(|cx| fc.backward(cx, saved, &y));
     assert_eq!(
         error(refused),
         "backward of `fc`: its Saved comes from another Scaling: expected one from a committed training scope"
@@ -199,8 +199,8 @@ fn training_goes_on_under_another_recipe() {
     let mut losses = Vec::new();
     for step in 0..12 {
         let recipe = if step % 2 == 0 { delayed() } else { current() };
-        let (loss, saved) = scaling.autocast_with(&recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).unwrap();
+        let (loss, saved) = scaling.in_autocast(&recipe, |cx| model.loss(cx, &x, &targets)).unwrap();
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
         losses.push(loss.item().unwrap());
         optimizer.step(&mut model, 0.01).unwrap();
         fp8_nn::zero_grad(&mut model).unwrap();

@@ -45,9 +45,9 @@ fn run<M: Module>(
 ) -> (Tensor, Tensor, Vec<(String, Vec<f32>)>) {
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-    let (y, saved) = model.forward_with(&mut cx, x, info).unwrap();
+    let (y, saved) = model.forward_with_info(&mut cx, x, info).unwrap();
     cx.commit().unwrap();
-    let dx = scaling.backward_with(|cx| model.backward(cx, saved, dy)).unwrap();
+    let dx = scaling.in_backward(|cx| model.backward(cx, saved, dy)).unwrap();
     (y, dx, grads(&model))
 }
 
@@ -93,9 +93,9 @@ fn a_model_takes_packed_sequences() {
     let host = all.to_vec::<i32>().unwrap();
     let mut logits = |ids: &Tensor, info: &SequenceInfo| {
         let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-        let (logits, _) = model.forward_with(&mut cx, ids, info).unwrap();
+        let (logits, _) = model.forward_with_info(&mut cx, ids, info).unwrap();
         let options = CrossEntropyOptions::default();
-        let (loss, _) = model.loss_with(&mut cx, ids, ids, options, info).unwrap();
+        let (loss, _) = model.loss_with_info(&mut cx, ids, ids, options, info).unwrap();
         cx.commit().unwrap();
         (values(&logits), loss.item().unwrap())
     };
@@ -114,7 +114,7 @@ fn a_model_takes_packed_sequences() {
 
     let long = Packing::new(&[9, 6], &device()).unwrap();
     let mut cx = scaling.scope(&delayed(), &off()).unwrap();
-    let refused = error(model.forward_with(&mut cx, &all, &SequenceInfo::packed(long)));
+    let refused = error(model.forward_with_info(&mut cx, &all, &SequenceInfo::packed(long)));
     assert_eq!(
         refused,
         "gpt: ids of shape [1, 15]: expected [batch, seq] with seq at most 8, the max_seq_length"
@@ -166,14 +166,15 @@ fn what_is_not_heeded_is_refused() {
     assert!(!stack.is_positionwise() && linear("d").is_positionwise());
     let mut scaling = Scaling::new(&stack, &device()).unwrap();
     let info = SequenceInfo::packed(packing());
-    scaling.autocast_with(&delayed(), |cx| stack.forward_with(cx, &x, &info).map(drop)).unwrap();
+    scaling.in_autocast(&delayed(), |cx| stack.forward_with_info(cx, &x, &info).map(drop)).unwrap();
     stack.0.push(Box::new(Mixing(linear("c"))));
     let mut scaling = Scaling::new(&stack, &device()).unwrap();
-    let refused = error(scaling.autocast_with(&delayed(), |cx| stack.forward_with(cx, &x, &info).map(drop)));
-    let expected = "Mixing: it takes no padding, packed sequences or positions: implement Module::forward_with, or \
+    let refused =
+        error(scaling.in_autocast(&delayed(), |cx| stack.forward_with_info(cx, &x, &info).map(drop)));
+    let expected = "Mixing: it takes no padding, packed sequences or positions: implement Module::forward_with_info, or \
                     Module::is_positionwise if its positions do not depend on each other";
     assert!(refused.ends_with(expected), "{refused}");
-    scaling.autocast_with(&delayed(), |cx| stack.forward(cx, &x).map(drop)).unwrap();
+    scaling.in_autocast(&delayed(), |cx| stack.forward(cx, &x).map(drop)).unwrap();
 }
 
 #[test]
@@ -182,7 +183,8 @@ fn what_does_not_fit_the_input_is_refused() {
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut refused = |shape: [usize; 3], info: &SequenceInfo| {
         error(
-            scaling.autocast_with(&delayed(), |cx| model.forward_with(cx, &noise(shape, 1), info).map(drop)),
+            scaling
+                .in_autocast(&delayed(), |cx| model.forward_with_info(cx, &noise(shape, 1), info).map(drop)),
         )
     };
     let packed = SequenceInfo::packed(packing());

@@ -50,9 +50,9 @@ fn a_saved_in_the_wrong_place_is_refused() {
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let (x, dy) = (noise([6, 24], 1), noise([6, 24], 2));
     let mut refused = |change: fn(&mut Vec<AnySaved>)| {
-        let (_, mut saved) = scaling.autocast_with(&delayed(), |cx| model.forward(cx, &x)).unwrap();
+        let (_, mut saved) = scaling.in_autocast(&delayed(), |cx| model.forward(cx, &x)).unwrap();
         change(&mut saved);
-        error(scaling.backward_with(|cx| model.backward(cx, saved, &dy)))
+        error(scaling.in_backward(|cx| model.backward(cx, saved, &dy)))
     };
     assert_eq!(
         refused(|saved| saved.swap(1, 3)),
@@ -81,9 +81,9 @@ fn a_norm_refuses_another_norms_saved() {
     let [one, mut other] = ["one", "other"].map(|path| LayerNorm::new(path, &options, &device()).unwrap());
     let mut scaling = Scaling::new(&one, &device()).unwrap();
     let x = noise([2, 8], 1);
-    let (y, saved) = scaling.autocast_with(&delayed(), |cx| one.forward(cx, &x)).unwrap();
+    let (y, saved) = scaling.in_autocast(&delayed(), |cx| one.forward(cx, &x)).unwrap();
     assert_eq!(
-        error(scaling.backward_with(|cx| other.backward(cx, saved, &y))),
+        error(scaling.in_backward(|cx| other.backward(cx, saved, &y))),
         "backward of `other`: its Saved comes from layer `one`: expected one from a committed training scope"
     );
 }
@@ -124,8 +124,8 @@ fn a_nested_recipe_rules_inside_and_in_backward() {
     let mut outputs = Vec::new();
     for factor in [1.0, 1000.0] {
         let dy = ops::scale(&dy, factor).unwrap();
-        let (_, saved) = scaling.autocast_with(&recipe, |cx| model.forward(cx, &x)).unwrap();
-        scaling.backward_with(|cx| model.backward(cx, saved, &dy)).unwrap();
+        let (_, saved) = scaling.in_autocast(&recipe, |cx| model.forward(cx, &x)).unwrap();
+        scaling.in_backward(|cx| model.backward(cx, saved, &dy)).unwrap();
         let head: Vec<_> = parameters(&model.head).iter().map(|p| values(p.main_grad())).collect();
         fp8_nn::zero_grad(&mut model).unwrap();
         outputs.push(head);

@@ -194,7 +194,7 @@ pub(crate) fn step<M: Module>(
     let mut cx = scaling.scope(recipe, options)?;
     let (y, saved) = model.forward(&mut cx, x)?;
     cx.commit()?;
-    let dx = scaling.backward_with(|cx| model.backward(cx, saved, dy))?;
+    let dx = scaling.in_backward(|cx| model.backward(cx, saved, dy))?;
     Ok((y, dx))
 }
 

@@ -198,7 +198,7 @@ fn gpu() -> Device {
     let library = Some(fp8_cuda_sim::library_path().unwrap());
     let cache_dir = Some(std::env::temp_dir().join("fp8-nn-tests"));
     let options = fp8_nn::fp8_kernels::CudaOptions { library, cache_dir, ..Default::default() };
-    Device::cuda_with(&options).unwrap()
+    Device::cuda_with_options(&options).unwrap()
 }
 
 #[cfg(feature = "cuda")]

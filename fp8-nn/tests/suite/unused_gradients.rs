@@ -30,7 +30,14 @@ impl Job {
 
     fn save_without(&self, dir: &Path) -> Result<()> {
         let options = SaveOptions { without_gradients: true };
-        checkpoint::save_with(dir, &self.fc, &self.optimizer, &self.scaling, &BTreeMap::new(), &options)
+        checkpoint::save_with_options(
+            dir,
+            &self.fc,
+            &self.optimizer,
+            &self.scaling,
+            &BTreeMap::new(),
+            &options,
+        )
     }
 
     fn load(&mut self, dir: &Path) -> Vec<String> {

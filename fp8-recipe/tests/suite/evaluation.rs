@@ -101,7 +101,7 @@ fn a_calibrating_or_disabled_evaluation_records_nothing_either() {
     step(&mut scaling, &recipe, &input("a"), &[1.0]).unwrap();
     let before = scaling.state().unwrap();
     let options = AutocastOptions { enabled: false, calibrating: true, ..Default::default() };
-    let mut cx = scaling.eval_with(&recipe, &options).unwrap();
+    let mut cx = scaling.eval_with_options(&recipe, &options).unwrap();
     assert!(!forward(&mut cx, &input("a"), &[9.0]).0.is_fp8());
     assert!(!cx.quantize_weight(&weight("a"), 1, &tensor(&[9.0])).unwrap().is_fp8());
     drop(cx);

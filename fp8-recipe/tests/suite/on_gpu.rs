@@ -46,7 +46,7 @@ fn open() -> Device {
         allocator: Some(CudaAllocator::Exact),
         ..CudaOptions::default()
     };
-    let device = Device::cuda_with(&options).unwrap();
+    let device = Device::cuda_with_options(&options).unwrap();
     assert!(device.is_simulated());
     device
 }

@@ -373,7 +373,7 @@ fn the_dtype_of_what_stays_in_high_precision() {
     drop(inner);
     assert_eq!(cx.compute_dtype(), Some(DType::BF16));
     drop(cx);
-    assert_eq!(scaling.eval_with(&margin(0), &options).unwrap().compute_dtype(), Some(DType::BF16));
+    assert_eq!(scaling.eval_with_options(&margin(0), &options).unwrap().compute_dtype(), Some(DType::BF16));
 }
 
 /// A layer that writes its output and its input's gradient in FP8.

@@ -65,7 +65,7 @@ def child(options):
         import torch
     except ImportError as error:
         sys.exit(f"bench_te_core.py: {error}")
-    if not options.dry_run and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         sys.exit("bench_te_core.py: torch sees no GPU")
     try:
         file = te_core.find()
@@ -76,7 +76,7 @@ def child(options):
         sys.exit(f"bench_te_core.py: Transformer Engine's core library: {error}")
     if options.first == 0:
         print(f"{file}, {version()}", file=sys.stderr, flush=True)
-    env = te_core_cases.Env(torch, core, bench_peers.Bench(torch, options.out, "only", options.dry_run))
+    env = te_core_cases.Env(torch, core, bench_peers.Bench(torch, options.out, "only"))
     index = 0
     for section in options.section:
         for case, by, make in te_core_cases.SECTIONS[section](env):
@@ -173,7 +173,6 @@ def parent(options):
         while True:
             arguments = ["--first", str(first), "--progress", progress]
             arguments += [f"--section={section}" for section in options.section]
-            arguments += ["--dry-run"] if options.dry_run else []
             arguments += ["--out", options.out] if options.out else []
             code, said = run_child(arguments, first, progress)
             if code == 0:
@@ -202,10 +201,6 @@ def main():
     parser.add_argument("--out", metavar="FILE", help="add rows to this file")
     parser.add_argument("--list", action="store_true", help="print the sections")
     parser.add_argument("--find", action="store_true", help="print where the library is, or fail and say why it is not")
-    parser.add_argument(
-        "--dry-run", action="store_true",
-        help="call each function once, on small tensors in the CPU's memory: for a library that computes there",
-    )  # fmt: skip
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--progress", help=argparse.SUPPRESS)

@@ -66,7 +66,7 @@ const PROGRAMS: &[Program] = &[
     program("fp8-nn", "test", "suite_on_gpu", "layers"),
     // Its other tests steer the simulated device, wherever they run.
     Program { on_hardware: Some("hardware::"), ..program("fp8-dist", "test", "nccl", "nccl") },
-    program("fp8-nn", "example", "train_gpt", "train_gpt"),
+    program("fp8-cli", "bin", "fp8", "fp8"),
     program("fp8-nn", "example", "gpu_bench", "gpu_bench"),
     program("checks", "bin", "checks", "checks"),
     program("cuda-sim", "cdylib", "fp8_cuda_sim", "libfp8_cuda_sim.so"),
@@ -85,7 +85,7 @@ pub(crate) struct GpuBundle {
     /// Output folder; replaces an older bundle in it [default: gpu-bundle in cargo's target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Tests the scripts for peers without a GPU, with a library that imitates Transformer Engine's; builds no bundle
+    /// Tests the scripts for peers without a GPU, of Transformer Engine's library only the calls; builds no bundle
     #[arg(long, conflicts_with = "out")]
     check_peers: bool,
 }
@@ -291,8 +291,8 @@ mod tests {
         let by_name = |name| PROGRAMS.iter().find(|program| program.name == name).unwrap();
         assert_eq!(find(&built, by_name("layers")).unwrap(), Path::new("/t/fp8-nn"));
         assert_eq!(find(&built, by_name("recipe")).unwrap(), Path::new("/t/fp8-recipe"));
-        let missing = find(&built, by_name("train_gpt")).unwrap_err().to_string();
-        assert!(missing.contains("example train_gpt of fp8-nn"), "{missing}");
+        let missing = find(&built, by_name("gpu_bench")).unwrap_err().to_string();
+        assert!(missing.contains("example gpu_bench of fp8-nn"), "{missing}");
     }
 
     #[test]

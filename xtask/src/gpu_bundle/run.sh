@@ -346,7 +346,7 @@ train() { # NAME OPTION...
     local name=$1
     shift
     rm -f "$out/training/$name/summary.json"
-    step "$name" program "$bin/train_gpt" --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
+    step "$name" program "$bin/fp8" train --device cuda:0 --quiet --report-dir "$out/training/$name" "$@"
     case $simulate" $* " in
     no*" --dtype bf16 "*) gap "$name" judged ;;
     *) gap "$name" printed ;;

@@ -40,11 +40,20 @@ class Buffer(NamedTuple):
     owner: object = None
 
 
-_HANDLE, _STREAM, _INT, _BOOL, _FLOAT = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_bool, ctypes.c_float
+class Handle(ctypes.c_void_p):
+    """The type NVTETensor of an argument, which is an integer in Python."""
+
+
+class Stream(ctypes.c_void_p):
+    """The type cudaStream_t of an argument, which is an integer or None in Python."""
+
+
+_HANDLE, _STREAM, _INT, _BOOL, _FLOAT = Handle, Stream, ctypes.c_int, ctypes.c_bool, ctypes.c_float
 _LISTS = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 _ADAM = [_INT, _HANDLE, *_LISTS, _FLOAT, _FLOAT, _FLOAT, _FLOAT, _INT, _INT, _INT, _FLOAT]
+# The arguments and the result of each function, as its C declaration has them.
 SIGNATURES = {
-    "nvte_create_tensor": ([_INT], _HANDLE),
+    "nvte_create_tensor": ([_INT], ctypes.c_void_p),
     "nvte_destroy_tensor": ([_HANDLE], None),
     "nvte_set_tensor_param_v2": ([_HANDLE, _INT, ctypes.c_void_p, ctypes.c_size_t], None),
     "nvte_tensor_shape": ([_HANDLE], Shape),

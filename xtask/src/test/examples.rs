@@ -18,6 +18,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Examples {
     /// Names and programs, sorted by name.
     pub(crate) programs: Vec<(String, PathBuf)>,
+    /// The program `fp8`.
+    pub(crate) fp8: Option<PathBuf>,
     /// The simulated device's library, which some of them are built with.
     pub(crate) simulator: Option<PathBuf>,
 }
@@ -39,11 +41,13 @@ pub(crate) fn run(sh: &Shell, report: &mut Report) -> Examples {
 fn build(sh: &Shell) -> Result<Examples> {
     let format = "json-render-diagnostics";
     let messages =
-        cmd!(sh, "cargo build --workspace --all-features --examples --message-format {format}").read()?;
+        cmd!(sh, "cargo build --workspace --all-features --examples --bin fp8 --message-format {format}")
+            .read()?;
     let mut programs: Vec<_> = messages.lines().filter_map(program).collect();
     programs.sort();
-    let simulator = messages.lines().find_map(|line| artifact::file(line, "cdylib", "fp8_cuda_sim"));
-    Ok(Examples { programs, simulator })
+    let find = |kind: &str, name: &str| messages.lines().find_map(|line| artifact::file(line, kind, name));
+    let (fp8, simulator) = (find("bin", "fp8"), find("cdylib", "fp8_cuda_sim"));
+    Ok(Examples { programs, fp8, simulator })
 }
 
 fn program(message: &str) -> Option<(String, PathBuf)> {
@@ -86,7 +90,7 @@ mod tests {
     #[test]
     fn two_digits_and_an_underscore_number_an_example() {
         assert!(is_numbered("01_codec") && is_numbered("12_train"));
-        assert!(!is_numbered("train_gpt") && !is_numbered("1_codec") && !is_numbered("01"));
+        assert!(!is_numbered("gpu_bench") && !is_numbered("1_codec") && !is_numbered("01"));
     }
 
     #[test]

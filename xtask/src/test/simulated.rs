@@ -28,8 +28,7 @@ const NAME: &str = "PTX interpreter";
 /// Runs it all with the programs that are there already.
 pub(crate) fn run(sh: &Shell, examples: &Examples) -> Result<String> {
     let library = examples.simulator.as_deref().ok_or("cargo reports no library for fp8-cuda-sim")?;
-    let train = examples.programs.iter().find(|(name, _)| name == "train_gpt");
-    let (_, train) = train.ok_or("cargo reports no program for the example train_gpt")?;
+    let fp8 = examples.fp8.as_deref().ok_or("cargo reports no program fp8")?;
     let folder = tempfile::tempdir()?;
     let libraries = folder.path().join("libraries");
     sim::fill(&libraries, library)?;
@@ -48,7 +47,7 @@ pub(crate) fn run(sh: &Shell, examples: &Examples) -> Result<String> {
     let jobs = ["--device cpu", "--device cuda:0", "--device cuda:0 --graph"];
     let trainings = process::each(&jobs, process::cores().min(jobs.len()), |index, job| {
         let report = folder.path().join(index.to_string());
-        let mut train = command(train, &format!("{MODEL} {job}"));
+        let mut train = command(fp8, &format!("train {MODEL} {job}"));
         train.arg("--report-dir").arg(&report);
         let trained = finish(train).and_then(|_| Training::read(&report));
         trained.map_err(|error| error.to_string()) // which can go to another thread

@@ -21,12 +21,13 @@ struct Place {
     folder: &'static str,
 }
 
-const PLACES: [Place; 5] = [
+const PLACES: [Place; 6] = [
     Place { root: "fp8-kernels/src/lib.rs", folder: "fp8-kernels/src/backend/cuda" },
     Place { root: "fp8-kernels/cuda-sim/src/lib.rs", folder: "fp8-kernels/cuda-sim/src" },
     Place { root: "fp8-kernels/ptx-interp/src/lib.rs", folder: "fp8-kernels/ptx-interp/src" },
     Place { root: "fp8-recipe/src/lib.rs", folder: "fp8-recipe/src" },
-    Place { root: "fp8-nn/examples/train_gpt/main.rs", folder: "fp8-nn/examples/train_gpt" },
+    Place { root: "fp8-hf/src/lib.rs", folder: "fp8-hf/src" },
+    Place { root: "fp8-cli/src/main.rs", folder: "fp8-cli/src" },
 ];
 
 /// Finds the circles in the checkout at `root`: a text for each, with its files and one item for each edge.

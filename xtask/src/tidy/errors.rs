@@ -1,6 +1,6 @@
 //! Each error has a test that asserts its text.
 //!
-//! The variants are those of the public enums of the five crates with an attribute `#[error("…")]`; their placeholders stand for
+//! The variants are those of the public enums of these crates with an attribute `#[error("…")]`; their placeholders stand for
 //! any text. Tests are what is in a folder `tests` or in a module under `#[cfg(test)]`: one of their string literals must be
 //! the variant's text. Most variants have words of their own, and their longest is enough, in one piece. Where a variant is a
 //! frame such as `{op}: {option} = {value}: {remedy}`, the literal has to fit the whole of it, to fit no longer frame of the
@@ -13,7 +13,7 @@ use std::path::Path;
 use super::tokens::{Token, tokens};
 use crate::workspace::{Result, files};
 
-const CRATES: [&str; 5] = ["fp8-format", "fp8-kernels", "fp8-recipe", "fp8-dist", "fp8-nn"];
+const CRATES: [&str; 6] = ["fp8-format", "fp8-kernels", "fp8-recipe", "fp8-dist", "fp8-nn", "fp8-hf"];
 
 /// So many letters tell one text from others.
 const LETTERS: usize = 8;

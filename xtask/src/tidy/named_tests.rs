@@ -1,27 +1,28 @@
-//! The README's table of Transformer Engine's options names a test for each: every one of them exists.
+//! The page about Transformer Engine names a test for each option that is here: every one of them exists.
 
 use std::fs;
 use std::path::Path;
 
 use crate::workspace::Result;
 
-const HEADING: &str = "## Transformer Engine here";
+const PAGE: &str = "docs/transformer-engine.md";
+const HEADING: &str = "## What is here";
 /// The folder of the file in `file::test`.
 const FOLDER: &str = "fp8-nn/tests/suite";
 
 /// Returns an error for each test that the table names and the suite does not have.
 pub(super) fn missing(root: &Path) -> Result<Vec<String>> {
-    let readme = fs::read_to_string(root.join("README.md"))?;
+    let page = fs::read_to_string(root.join(PAGE))?;
     let read = |file: &str| fs::read_to_string(root.join(FOLDER).join(format!("{file}.rs"))).ok();
-    Ok(in_text(&readme, read))
+    Ok(in_text(&page, read))
 }
 
-fn in_text(readme: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn in_text(page: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut errors = Vec::new();
-    let section = readme.split_once(HEADING).map_or("", |(_, rest)| rest);
+    let section = page.split_once(HEADING).map_or("", |(_, rest)| rest);
     let section = section.split("\n## ").next().unwrap_or_default();
     if !section.contains("::") {
-        errors.push(format!("README.md: no tests below {HEADING}"));
+        errors.push(format!("{PAGE}: no tests below {HEADING}"));
     }
     // Every second piece is between backticks. Operations are named with their module, `ops`.
     for name in section.split('`').skip(1).step_by(2) {
@@ -33,7 +34,7 @@ fn in_text(readme: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
             continue;
         }
         if !read(file).is_some_and(|source| source.contains(&format!("fn {test}("))) {
-            errors.push(format!("README.md: `{name}`: {FOLDER}/{file}.rs has no such test"));
+            errors.push(format!("{PAGE}: `{name}`: {FOLDER}/{file}.rs has no such test"));
         }
     }
     errors
@@ -45,16 +46,16 @@ mod tests {
 
     #[test]
     fn tests_that_are_missing_are_named() {
-        let readme = "`a::b`\n## Transformer Engine here\n| `Linear` | `suite::one`, `suite::two` |\n| `Diagonal::BottomRight` | `gone::three` |\n## Next\n`x::y`";
+        let page = "`a::b`\n## What is here\n| `Linear` | `suite::one`, `suite::two` |\n| `Diagonal::BottomRight` | `gone::three` |\n## Next\n`x::y`";
         let read = |file: &str| (file == "suite").then(|| "fn one() {}".to_owned());
-        let errors = in_text(readme, read);
+        let errors = in_text(page, read);
         assert_eq!(
             errors,
             [
-                "README.md: `suite::two`: fp8-nn/tests/suite/suite.rs has no such test",
-                "README.md: `gone::three`: fp8-nn/tests/suite/gone.rs has no such test"
+                "docs/transformer-engine.md: `suite::two`: fp8-nn/tests/suite/suite.rs has no such test",
+                "docs/transformer-engine.md: `gone::three`: fp8-nn/tests/suite/gone.rs has no such test"
             ]
         );
-        assert_eq!(in_text("nothing", read), ["README.md: no tests below ## Transformer Engine here"]);
+        assert_eq!(in_text("nothing", read), ["docs/transformer-engine.md: no tests below ## What is here"]);
     }
 }

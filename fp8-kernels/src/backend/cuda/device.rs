@@ -17,7 +17,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`cuda`](Self::cuda); a library other than the one that this process already uses.
-    pub fn cuda_with(options: &CudaOptions) -> Result<Self> {
+    pub fn cuda_with_options(options: &CudaOptions) -> Result<Self> {
         Gpu::open(options, fault::error).map(Self::on_gpu)
     }
 

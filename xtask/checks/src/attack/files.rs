@@ -62,7 +62,7 @@ impl Job {
         let mut cx = scaling.scope(recipe, &options)?;
         let (_, saved) = model.forward(&mut cx, &x)?;
         cx.commit()?;
-        scaling.backward_with(|cx| model.backward(cx, saved, &dy))?;
+        scaling.in_backward(|cx| model.backward(cx, saved, &dy))?;
         optimizer.step(model, 1e-2)
     }
 

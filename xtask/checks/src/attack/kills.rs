@@ -92,7 +92,7 @@ fn compile(device: &str, folder: &Path, operations: u64) -> TaskResult {
     let ordinal = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()).unwrap_or(0);
     let cache_dir = Some(folder.to_owned());
     println!("0");
-    let device = Device::cuda_with(&CudaOptions { ordinal, cache_dir, ..CudaOptions::default() })?;
+    let device = Device::cuda_with_options(&CudaOptions { ordinal, cache_dir, ..CudaOptions::default() })?;
     let x = Tensor::full(2.0, [8, 8], DType::F32, &device)?;
     for operation in 0..operations {
         let sum = match operation {

@@ -1,20 +1,24 @@
 //! The modules of a crate, and which file defines what a path names.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::source::{Body, Child, read};
 use crate::workspace::Result;
 
-/// Imports that lead to imports, at most; more are a circle of `use`.
-const MANY_STEPS: usize = 32;
-
 /// All modules of a crate but those for tests.
 #[derive(Debug)]
 pub(super) struct Names {
     pub(super) files: Vec<PathBuf>,
     pub(super) modules: Vec<Module>,
+    /// Results of [`Self::lookup`]; that of a lookup that has not ended is `None`, which ends circles of `use`.
+    known: RefCell<BTreeMap<(usize, String, bool), Found>>,
 }
+
+/// The meaning of a name in a module: `None` if nothing there has it, `Some(None)` if it belongs to another crate.
+type Found = Option<Option<Target>>;
 
 #[derive(Debug)]
 pub(super) struct Module {
@@ -34,7 +38,7 @@ pub(super) enum Target {
 impl Names {
     /// Reads the crate whose first file is `root`.
     pub(super) fn of_crate(root: &Path) -> Result<Self> {
-        let mut names = Self { files: Vec::new(), modules: Vec::new() };
+        let mut names = Self { files: Vec::new(), modules: Vec::new(), known: RefCell::default() };
         let folder = root.parent().unwrap_or(root);
         names.file(root.to_path_buf(), folder, 0)?;
         Ok(names)
@@ -80,7 +84,7 @@ impl Names {
 
     /// Returns what a path means in a module; `None` if it belongs to another crate.
     pub(super) fn resolve(&self, module: usize, path: &[String]) -> Option<Target> {
-        self.follow(module, path, MANY_STEPS)
+        self.follow(module, path)
     }
 
     /// Returns what a single word means in a module, if the module has it only from an import of all names of another.
@@ -89,11 +93,10 @@ impl Names {
         let is_own = body.items.contains(word)
             || children.iter().any(|(name, _)| name == word)
             || body.imports.iter().any(|import| import.name.as_deref() == Some(word));
-        if is_own { None } else { self.lookup(module, word, true, MANY_STEPS)? }
+        if is_own { None } else { self.lookup(module, word, true)? }
     }
 
-    fn follow(&self, module: usize, path: &[String], steps: usize) -> Option<Target> {
-        let steps = steps.checked_sub(1)?;
+    fn follow(&self, module: usize, path: &[String]) -> Option<Target> {
         let (mut current, mut rest) = (module, path);
         let mut is_absolute = true;
         match path.first()?.as_str() {
@@ -106,7 +109,7 @@ impl Names {
             (current, rest) = (self.modules[current].parent, after);
         }
         while let Some((first, after)) = rest.split_first() {
-            let found = match self.lookup(current, first, after.is_empty(), steps) {
+            let found = match self.lookup(current, first, after.is_empty()) {
                 // What a macro made.
                 None if is_absolute => Some(self.item(current, first)),
                 found => found.flatten(),
@@ -120,9 +123,20 @@ impl Names {
         Some(Target::Module(current))
     }
 
-    /// Looks up a name in a module: `None` if nothing there has it, `Some(None)` if it belongs to another crate. At the
-    /// end of a path an item takes precedence over a module of the same name; elsewhere the module does.
-    fn lookup(&self, module: usize, name: &str, is_last: bool, steps: usize) -> Option<Option<Target>> {
+    /// Looks up a name in a module. At the end of a path an item takes precedence over a module of the same name;
+    /// elsewhere the module does.
+    fn lookup(&self, module: usize, name: &str, is_last: bool) -> Found {
+        let key = (module, name.to_owned(), is_last);
+        if let Some(found) = self.known.borrow().get(&key) {
+            return found.clone();
+        }
+        self.known.borrow_mut().insert(key.clone(), None);
+        let found = self.search(module, name, is_last);
+        self.known.borrow_mut().insert(key, found.clone());
+        found
+    }
+
+    fn search(&self, module: usize, name: &str, is_last: bool) -> Found {
         let Module { body, children, .. } = &self.modules[module];
         let item = body.items.contains(name).then(|| self.item(module, name));
         let child = children.iter().find(|(child, _)| child == name).map(|(_, child)| Target::Module(*child));
@@ -133,7 +147,7 @@ impl Names {
         let mut is_bound = false;
         for import in body.imports.iter().filter(|import| import.name.as_deref() == Some(name)) {
             is_bound = true;
-            if let Some(target) = self.follow(module, &import.path, steps) {
+            if let Some(target) = self.follow(module, &import.path) {
                 return Some(Some(target));
             }
         }
@@ -141,9 +155,8 @@ impl Names {
             return Some(None);
         }
         for glob in body.imports.iter().filter(|import| import.name.is_none()) {
-            if let (Some(steps), Some(Target::Module(other))) =
-                (steps.checked_sub(1), self.follow(module, &glob.path, steps))
-                && let Some(Some(target)) = self.lookup(other, name, is_last, steps)
+            if let Some(Target::Module(other)) = self.follow(module, &glob.path)
+                && let Some(Some(target)) = self.lookup(other, name, is_last)
             {
                 return Some(Some(target));
             }

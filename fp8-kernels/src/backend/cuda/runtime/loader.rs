@@ -23,7 +23,7 @@ struct Wanted {
 const DRIVER: Wanted = Wanted {
     name: if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" },
     packages: &[],
-    remedy: "install NVIDIA's driver, version 570 or newer (580 without NVRTC), or use Device::cpu()",
+    remedy: "install NVIDIA's driver",
 };
 /// CUDA 12.8, as the driver numbers it: the first whose driver has all of [`DRIVER_FUNCTIONS`].
 const OLDEST_DRIVER: i32 = 12_080;
@@ -224,7 +224,12 @@ pub(crate) fn nccl() -> Result<(&'static Library, PathBuf)> {
 }
 
 fn open_driver(library: Option<&Path>, environment: &Environment) -> Result<(Library, PathBuf)> {
-    let Some(path) = library else { return find(&DRIVER, environment) };
+    let Some(path) = library else {
+        return find(&DRIVER, environment).map_err(|error| match error {
+            Error::LibraryMissing { library, searched, .. } => Error::DriverMissing { library, searched },
+            other => other,
+        });
+    };
     open_given(DRIVER.name, path).map(|library| (library, path.to_owned()))
 }
 

@@ -4,7 +4,7 @@ use super::tuning::GemmTuning;
 use crate::CudaAllocator;
 use std::path::PathBuf;
 
-/// Options of [`Device::cuda_with`](crate::Device::cuda_with). The defaults are those of
+/// Options of [`Device::cuda_with_options`](crate::Device::cuda_with_options). The defaults are those of
 /// [`Device::cuda`](crate::Device::cuda).
 ///
 /// ```
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 ///     gemm_tuning: Some(GemmTuning { candidates: 16, file: Some("gemm.json".into()) }),
 ///     ..Default::default()
 /// };
-/// match Device::cuda_with(&options) {
+/// match Device::cuda_with_options(&options) {
 ///     Ok(device) => println!("{device}: {}", device.description()),
 ///     Err(error) => println!("{error}"), // names the library or GPU that was not found
 /// }

@@ -21,7 +21,7 @@ impl Job {
         let mut cx = scaling.autocast(recipe)?;
         let (y, saved) = model.forward(&mut cx, x)?;
         cx.commit()?;
-        scaling.backward_with(|cx| model.backward(cx, saved, dy))?;
+        scaling.in_backward(|cx| model.backward(cx, saved, dy))?;
         clip_grad_norm(model, 1.0)?;
         optimizer.step(model, 0.01)?;
         Ok(y)

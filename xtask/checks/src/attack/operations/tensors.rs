@@ -150,7 +150,7 @@ fn open(case: &mut Case<'_>, candidates: usize, ordinal: usize) -> Option<()> {
         gemm_tuning: Some(GemmTuning { candidates, file: None }),
         ..CudaOptions::default()
     };
-    let opened = Device::cuda_with(&options);
+    let opened = Device::cuda_with_options(&options);
     case.say(|| format!("{options:?}: {opened:?}"));
     let device = match opened {
         Ok(device) => device,

@@ -2,7 +2,7 @@
 
 use super::model::Case;
 use super::{Check, Outcome, bytes, name, text};
-use fp8_nn::hf::{
+use fp8_hf::{
     self, Dtype, Folder, InputScales, Monitor, QuantMethod, Quantization, QuantizeOptions, Scheme,
     WeightScales, calibrate,
 };
@@ -45,7 +45,7 @@ pub(super) fn check(case: &Case<'_>) -> Check<Outcome> {
     let options = QuantizeOptions { scheme, ignore, allow_ragged: true, input_scales, ..Default::default() };
     let place = tempfile::tempdir().map_err(text)?;
     let out = place.path().join("fp8");
-    hf::quantize(&original, &out, &options, &Monitor::default()).map_err(text)?;
+    fp8_hf::quantize(&original, &out, &options, &Monitor::default()).map_err(text)?;
     compare(&theirs, &Folder::open(&out).map_err(text)?)?;
     Ok(Outcome::Compared)
 }

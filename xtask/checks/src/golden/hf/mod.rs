@@ -21,7 +21,7 @@ mod model;
 
 use super::Tally;
 use crate::Result as TaskResult;
-use fp8_nn::hf::{Folder, Tokenizer};
+use fp8_hf::{Folder, Tokenizer};
 use fp8_nn::prelude::Device;
 use model::Case;
 use safetensors::SafeTensors;

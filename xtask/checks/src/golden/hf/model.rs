@@ -1,7 +1,7 @@
 //! Compares the results of one model with the expected values.
 
 use super::{Check, Outcome, bytes, close, close_to, largest, text};
-use fp8_nn::hf::{Config, Folder, Fp8Weights, LoadOptions, ParameterSource};
+use fp8_hf::{Config, Folder, Fp8Weights, LoadOptions, ParameterSource};
 use fp8_nn::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use std::path::Path;
@@ -61,10 +61,10 @@ impl Case<'_> {
         let (inputs, targets) = (part(0)?, part(1)?);
         let mut scaling = Scaling::new(&model, self.device).map_err(text)?;
         let recipe = Recipe::off();
-        let run = scaling.autocast_with(&recipe, |cx| model.loss(cx, &inputs, &targets));
+        let run = scaling.in_autocast(&recipe, |cx| model.loss(cx, &inputs, &targets));
         let (loss, saved) = run.map_err(text)?;
         close("loss", &expected, &[loss.item().map_err(text)?], 1e-6)?;
-        scaling.backward_with(|cx| model.loss_backward(cx, saved)).map_err(text)?;
+        scaling.in_backward(|cx| model.loss_backward(cx, saved)).map_err(text)?;
         let sources = folder.config.parameters();
         let mut compared = 0;
         for parameter in parameters(&model) {

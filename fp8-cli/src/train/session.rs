@@ -1,0 +1,430 @@
+//! The model in training: everything this program uses of the library, in one place.
+
+use std::path::Path;
+
+use fp8_hf::Config;
+use fp8_nn::checkpoint;
+use fp8_nn::fp8_kernels::ops::{Emulation, LossScaleState};
+use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
+use fp8_nn::fp8_recipe::{Explanation, SlotRole, SlotTrace};
+use fp8_nn::prelude::*;
+
+use crate::failure::about_device;
+use crate::train::batches::{self, Batch};
+use crate::train::options::{DeviceName, Dtype, FormatName, ModelName, Place, RecipeName, Settings};
+use crate::train::telemetry::SlotState;
+use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
+
+/// Model, optimizer, scaling state and recipe of one training.
+#[derive(Debug)]
+pub(crate) struct Session {
+    device: Device,
+    model: Gpt,
+    optimizer: AdamW,
+    scaling: Scaling,
+    /// Scales the loss of a training in f16.
+    scaler: LossScaler,
+    /// The scaler's state before the next step.
+    scale: LossScaleState,
+    recipe: Recipe,
+    /// The number of GEMMs in a step that run in FP8.
+    fp8_gemms: usize,
+    /// The emulations of FP8 GEMMs that the device does not have, each with its number of GEMMs in a step.
+    emulated: Vec<(Emulation, usize)>,
+    attention: Attention,
+    autocast: AutocastOptions,
+    graph: bool,
+    /// Number of steps that were queued before one was recorded.
+    eager_steps: u32,
+    recorded: Option<Recorded>,
+    /// A note on the parts of the scaling state that could not be restored exactly as they were saved, if any.
+    resume_note: Option<String>,
+    /// The slots in the observed steps.
+    trace: SlotTrace,
+    /// The number of observed steps.
+    observed: u64,
+    measures_sqnr: bool,
+    memory: MemoryOfTraining,
+    /// The entry of checkpoints from which `fp8 export` knows the model.
+    hf_config: Option<(String, String)>,
+}
+
+/// The options that `--model` sets.
+fn kind(settings: &Settings) -> GptOptions {
+    match settings.model {
+        ModelName::Gpt => GptOptions::default(),
+        // SwiGLU has three matrices: with two thirds of the width they have as many weights.
+        ModelName::Llama => GptOptions {
+            activation: Activation::Swiglu,
+            norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+            ffn_hidden_size: Some((settings.hidden * 8 / 3).next_multiple_of(16)),
+            bias: false,
+            ..Default::default()
+        },
+    }
+}
+
+/// Measurements that separate this training's memory from that of other trainings on the device. Theirs does not change in
+/// the meantime.
+#[derive(Debug)]
+struct MemoryOfTraining {
+    /// The memory that the session took when it was created.
+    created: MemoryUse,
+    /// The memory in use before the first step.
+    start: Option<MemoryUse>,
+}
+
+/// `a − b`, and 0 where b is larger.
+fn minus(a: MemoryUse, b: MemoryUse) -> MemoryUse {
+    MemoryUse {
+        parameters: a.parameters.saturating_sub(b.parameters),
+        gradients: a.gradients.saturating_sub(b.gradients),
+        optimizer: a.optimizer.saturating_sub(b.optimizer),
+        saved: a.saved.saturating_sub(b.saved),
+        temporary: a.temporary.saturating_sub(b.temporary),
+    }
+}
+
+/// A step as a graph, with the tensors that it reads and writes.
+#[derive(Debug)]
+struct Recorded {
+    graph: Graph,
+    ids: Tensor,
+    targets: Tensor,
+    results: [Tensor; 2],
+}
+
+/// Steps before one is recorded. They compile kernels, allocate state and calibrate scales.
+const EAGER_STEPS: u32 = 2;
+
+/// Advice is about this many of the last observed steps.
+const TRACED: usize = 100;
+
+impl Session {
+    fn new(settings: &Settings, place: Place, run: Run) -> Result<Self> {
+        let device = match place.device {
+            DeviceName::Cpu => Device::cpu(),
+            DeviceName::Cuda(index) => Device::cuda(index)?,
+        };
+        let options = GptOptions {
+            vocab_size: 256,
+            num_layers: settings.layers,
+            hidden_size: settings.hidden,
+            num_attention_heads: settings.heads,
+            max_seq_length: settings.seq,
+            recompute: place.recompute,
+            // Without the options, the recipe decides.
+            fp8_dpa: settings.fp8_attention.then_some(true),
+            fp8_mha: settings.fp8_mha.then_some(true),
+            embedding_dropout: settings.dropout,
+            attention_dropout: settings.dropout,
+            hidden_dropout: settings.dropout,
+            ..kind(settings)
+        };
+        // What Hugging Face has no family for is saved without.
+        let hf_config = Config::from_gpt_options(&options).ok().map(|config| config.metadata());
+        let before = device.memory_report().now;
+        // Batches are drawn from the other streams.
+        let mut rng = batches::stream(settings.seed, 0);
+        let mut model = Gpt::new("gpt", &options, &device, &mut rng)?;
+        let mut scaling = Scaling::new(&model, &device)?;
+        if settings.dropout > 0.0 {
+            scaling.set_dropout_seed(settings.seed)?;
+        }
+        let compute_dtype = match settings.dtype {
+            Dtype::F32 => None,
+            Dtype::Bf16 => Some(DType::BF16),
+            Dtype::F16 => Some(DType::F16),
+        };
+        let enabled = settings.dtype == Dtype::F16;
+        let scaler = LossScaler::new(LossScalerOptions { enabled, ..Default::default() }, &device)?;
+        let mut optimizer = AdamW::new(AdamWOptions::default())?;
+        optimizer.set_loss_scaler(&scaler)?;
+        let scale = scaler.state()?;
+        let autocast = AutocastOptions { enabled: run == Run::Fp8, compute_dtype, ..Default::default() };
+        let recipe = recipe(settings)?;
+        let explained = scaling.explain(&recipe)?; // a pattern without slots is an error now, not in the first step
+        if run == Run::Fp8 && settings.fp8_weights {
+            optimizer.quantize_weights(&mut model, &recipe)?;
+        }
+        let blocks = || explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
+        let fp8_gemms = blocks().map(|layer| layer.gemms.count()).sum();
+        let emulated = counts(blocks().flat_map(|layer| &layer.emulated).map(|(_, emulation)| *emulation));
+        let attention = attention(&explained);
+        let memory = MemoryOfTraining { created: minus(device.memory_report().now, before), start: None };
+        let graph = place.graph;
+        let (eager_steps, recorded, resume_note) = (0, None, None);
+        Ok(Self {
+            device,
+            model,
+            optimizer,
+            scaling,
+            scaler,
+            scale,
+            recipe,
+            fp8_gemms,
+            emulated,
+            attention,
+            autocast,
+            graph,
+            eager_steps,
+            recorded,
+            resume_note,
+            trace: SlotTrace::new(TRACED),
+            observed: 0,
+            measures_sqnr: place.sqnr,
+            memory,
+            hf_config,
+        })
+    }
+
+    fn loaded(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self> {
+        let mut session = Self::new(settings, place, run)?;
+        session.scaling.prepare(&session.recipe, &session.autocast)?;
+        let loaded = checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
+        session.scale = session.scaler.state()?;
+        session.resume_note = (!loaded.scaling.is_plain()).then(|| loaded.scaling.to_string());
+        Ok(session)
+    }
+
+    fn tensors(&self, batch: &Batch) -> Result<(Tensor, Tensor)> {
+        let shape = [batch.rows, batch.len];
+        let ids = Tensor::from_vec(batch.ids.clone(), shape, &self.device)?;
+        Ok((ids, Tensor::from_vec(batch.targets.clone(), shape, &self.device)?))
+    }
+
+    fn train(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult> {
+        if self.memory.start.is_none() {
+            self.device.reset_peak_memory();
+            self.memory.start = Some(self.device.memory_report().now);
+        }
+        if let Some(recorded) = &mut self.recorded {
+            recorded.ids.write(&batch.ids, "ids")?;
+            recorded.targets.write(&batch.targets, "targets")?;
+            self.optimizer.set_lr(lr)?;
+            recorded.graph.replay()?;
+            let results = recorded.results.clone();
+            return self.read(&results);
+        }
+        // A recorded step is replayed as it is, so it counts at every step or never.
+        self.scaling.set_counting(observed || self.graph);
+        self.scaling.set_measuring_sqnr(observed && self.measures_sqnr);
+        let (ids, targets) = self.tensors(batch)?;
+        if !self.graph || self.eager_steps < EAGER_STEPS {
+            self.eager_steps += 1;
+            let results = self.queue(&ids, &targets, lr)?;
+            return self.read(&results);
+        }
+        let device = self.device.clone();
+        let (graph, results) = device.capture(|| self.queue(&ids, &targets, lr))?;
+        self.recorded = Some(Recorded { graph, ids, targets, results: results.clone() });
+        self.read(&results)
+    }
+
+    /// Waits for the step and reads its results.
+    fn read(&mut self, [loss, grad_norm]: &[Tensor; 2]) -> Result<StepResult> {
+        let (loss, grad_norm) = (loss.item()?, grad_norm.item()?);
+        if !self.scaler.options().enabled {
+            return Ok(StepResult { loss, grad_norm, loss_scale: None, skipped: !grad_norm.is_finite() });
+        }
+        let before = std::mem::replace(&mut self.scale, self.scaler.state()?);
+        let skipped = self.scale.skipped_steps > before.skipped_steps;
+        Ok(StepResult { loss, grad_norm, loss_scale: Some(before.scale), skipped })
+    }
+
+    /// Queues a step and returns its loss and the norm of its gradients, without waiting for them.
+    fn queue(&mut self, ids: &Tensor, targets: &Tensor, lr: f32) -> Result<[Tensor; 2]> {
+        let mut cx = self.scaling.scope(&self.recipe, &self.autocast)?;
+        let (loss, saved) = self.model.loss(&mut cx, ids, targets)?;
+        cx.commit()?;
+        let mut cx = self.scaling.backward()?;
+        self.model.loss_backward_scaled(&mut cx, saved, &self.scaler)?;
+        cx.commit()?;
+        let grad_norm = self.scaler.clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
+        // The optimizer skips a step whose gradients have no finite norm.
+        self.scaler.step_with_norm(&mut self.optimizer, &mut self.model, lr, &grad_norm)?;
+        self.scaler.update()?;
+        zero_grad(&mut self.model)?;
+        Ok([loss, grad_norm])
+    }
+
+    fn loss(&mut self, batch: &Batch) -> Result<f32> {
+        let (ids, targets) = self.tensors(batch)?;
+        let mut cx = self.scaling.eval_with_options(&self.recipe, &self.autocast)?;
+        let (loss, _) = self.model.loss(&mut cx, &ids, &targets)?;
+        Ok(loss.item()?)
+    }
+
+    /// Returns the logits of the byte after `context`.
+    fn scores(&mut self, context: &[u8]) -> Result<Vec<f32>> {
+        let ids = context.iter().map(|&byte| i32::from(byte)).collect();
+        let ids = Tensor::from_vec::<i32>(ids, [1, context.len()], &self.device)?;
+        let mut cx = self.scaling.eval_with_options(&self.recipe, &self.autocast)?;
+        let logits = self.model.forward(&mut cx, &ids)?.0.to_f32_vec()?;
+        Ok(logits[logits.len().saturating_sub(256)..].to_vec())
+    }
+}
+
+/// Returns how often each value occurs, in the order of their first occurrences.
+fn counts<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<(T, usize)> {
+    let mut counts: Vec<(T, usize)> = Vec::new();
+    for value in values {
+        match counts.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((value, 1)),
+        }
+    }
+    counts
+}
+
+/// Returns the recipe of the settings. High precision has one, too, and does not use it.
+fn recipe(settings: &Settings) -> Result<Recipe> {
+    let fp8_format = match settings.format {
+        FormatName::Hybrid => Format::Hybrid,
+        FormatName::E4m3 => Format::E4M3,
+    };
+    Ok(match settings.recipe {
+        RecipeName::Current => CurrentScaling { fp8_format, ..Default::default() }.into(),
+        RecipeName::Delayed | RecipeName::None => {
+            let (margin, amax_history_len) = (settings.margin, settings.history_len);
+            DelayedScaling { margin, amax_history_len, fp8_format, ..Default::default() }.into()
+        }
+        RecipeName::Preset(name) => Recipe::from_name(name)?,
+        RecipeName::File(_) => Recipe::from_toml(&settings.recipe_toml)?,
+    })
+}
+
+/// Returns what of the blocks' attention runs in FP8: options or the recipe ask for it, and a tensor has one scale.
+fn attention(explained: &Explanation) -> Attention {
+    let mut found = Attention::default();
+    for layer in &explained.layers {
+        let has_gemms = layer.slots.iter().any(|slot| slot.role == SlotRole::Weight);
+        for slot in layer.slots.iter().filter(|slot| slot.recipe.is_some() && !slot.stays_in_high_precision) {
+            let exchanges = matches!(slot.role, SlotRole::Output | SlotRole::GradInput);
+            found.in_fp8 |= exchanges || !has_gemms;
+            found.exchanges_fp8 |= exchanges;
+        }
+    }
+    found
+}
+
+/// The message of a library error, in terms of this program's options.
+fn sentence(error: impl Into<Error>) -> String {
+    const LESS: &str = "a smaller --hidden, --layers, --batch or --seq needs less";
+    let error = error.into();
+    match &error {
+        Error::Kernels(KernelError::HostAllocation { bytes, .. }) => {
+            format!("{bytes} bytes of host memory cannot be allocated: {LESS}")
+        }
+        Error::Kernels(KernelError::OutOfMemory { device, requested, free, total }) => {
+            format!(
+                "--device {device}: {requested} bytes cannot be allocated, {free} of {total} are free: {LESS}"
+            )
+        }
+        Error::Kernels(error) => about_device(error),
+        _ => error.to_string(),
+    }
+}
+
+impl Trainer for Session {
+    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String> {
+        Self::new(settings, place, run).map_err(sentence)
+    }
+
+    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String> {
+        Self::loaded(settings, place, run, dir).map_err(sentence)
+    }
+
+    fn resume_note(&self) -> Option<&str> {
+        self.resume_note.as_deref()
+    }
+
+    fn metadata(dir: &Path) -> Result<Metadata, String> {
+        checkpoint::metadata(dir).map_err(sentence)
+    }
+
+    fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String> {
+        if let Err(error) = checkpoint::expect_finite(&self.model, &self.optimizer) {
+            let old = if checkpoint::path(dir).exists() { "; the checkpoint there is untouched" } else { "" };
+            return Err(format!("nothing was saved{old}: {error}"));
+        }
+        let mut metadata = metadata.clone();
+        metadata.extend(self.hf_config.clone());
+        checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, &metadata).map_err(sentence)
+    }
+
+    fn step(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult, String> {
+        self.train(batch, lr, observed).map_err(sentence)
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<f32, String> {
+        self.loss(batch).map_err(sentence)
+    }
+
+    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String> {
+        self.scores(context).map_err(sentence)
+    }
+
+    fn slots(&mut self) -> Result<Vec<SlotState>, String> {
+        self.observed += 1;
+        self.trace.record(self.observed, &self.scaling).map_err(sentence)?;
+        // Slots without values belong to tensors that this model does not quantize.
+        let reports = self.scaling.slot_reports().map_err(sentence)?.into_iter();
+        let reports = reports.filter(|report| report.elements > 0);
+        let states = reports.map(|report| SlotState {
+            name: report.name.to_string(),
+            backward: report.direction == Direction::Backward,
+            amax: report.amax,
+            scale: report.scale,
+            has_powers_of_two: report.has_powers_of_two,
+            saturated: report.saturated,
+            underflowed: report.underflowed,
+            elements: report.elements,
+            nan: report.nan,
+            sqnr: report.sqnr,
+        });
+        Ok(states.collect())
+    }
+
+    fn advice(&self) -> Vec<String> {
+        self.trace.advice().iter().map(ToString::to_string).collect()
+    }
+
+    fn device(&self) -> String {
+        match self.device.description() {
+            cpu if cpu == "CPU" => self.device.to_string(),
+            name => format!("{} ({name})", self.device),
+        }
+    }
+
+    fn parameters(&self) -> usize {
+        num_parameters(&self.model)
+    }
+
+    fn memory(&self) -> Option<MemoryUse> {
+        let MemoryOfTraining { created, start } = self.memory;
+        let grown = minus(self.device.memory_report().peak, start?);
+        Some(MemoryUse {
+            parameters: created.parameters + grown.parameters,
+            gradients: created.gradients + grown.gradients,
+            optimizer: created.optimizer + grown.optimizer,
+            saved: grown.saved,
+            temporary: created.temporary + grown.temporary,
+        })
+    }
+
+    fn fp8_gemms_per_step(&self) -> usize {
+        self.fp8_gemms
+    }
+
+    fn attention(&self) -> Attention {
+        self.attention
+    }
+
+    fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
+        self.emulated.iter().map(|(emulation, count)| (emulation.to_string(), *count)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

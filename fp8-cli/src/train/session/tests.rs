@@ -1,0 +1,192 @@
+//! Short trainings of a small model.
+
+use super::*;
+use crate::train::options::parse;
+use std::fs;
+
+fn session(recipe: &str) -> Session {
+    let line = format!("--layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe {recipe}");
+    let settings = parse(line.split_whitespace()).unwrap().0.settings;
+    Session::start(
+        &settings,
+        Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None },
+        Run::Fp8,
+    )
+    .unwrap()
+}
+
+fn batch() -> Batch {
+    let ids = (0..16).map(|i| i * 7 % 256).collect::<Vec<i32>>();
+    Batch { rows: 2, len: 8, targets: ids.iter().map(|id| (id + 7) % 256).collect(), ids }
+}
+
+/// Puts `value` into the parameter's middle.
+fn inject(session: &mut Session, name: &str, value: f32) {
+    for parameter in parameters_mut(&mut session.model) {
+        if &**parameter.name() == name {
+            let (mut values, shape) =
+                (parameter.tensor().to_vec::<f32>().unwrap(), *parameter.tensor().shape());
+            let middle = values.len() / 2;
+            values[middle] = value;
+            parameter.set(Tensor::from_vec(values, shape, &Device::cpu()).unwrap()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_model_that_is_not_finite_is_not_saved_over_a_good_one() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut session = session("delayed");
+        session.step(&batch(), 1e-3, false).unwrap();
+        session.save(folder.path(), &Metadata::new()).unwrap();
+        let good = fs::read(checkpoint::path(folder.path())).unwrap();
+        inject(&mut session, "gpt.blocks.0.mlp.fc1.weight", value);
+        let refused = session.save(folder.path(), &Metadata::new()).unwrap_err();
+        let expected =
+            "nothing was saved; the checkpoint there is untouched: `gpt.blocks.0.mlp.fc1.weight` is";
+        assert!(refused.starts_with(&format!("{expected} {value} at element 2048 of 4096")), "{refused}");
+        assert!(good == fs::read(checkpoint::path(folder.path())).unwrap());
+        // Nor where there is none yet.
+        let other = folder.path().join("other");
+        let refused = session.save(&other, &Metadata::new()).unwrap_err();
+        assert!(refused.starts_with("nothing was saved: `gpt.blocks.0"), "{refused}");
+        assert!(!other.exists());
+    }
+}
+
+#[test]
+fn a_llama_is_saved_with_its_configuration_and_exported() {
+    use fp8_hf::{self as hf, ExportOptions, Folder, LoadOptions, QuantizeOptions, Scheme};
+    let folder = tempfile::tempdir().unwrap();
+    let (saved, out) = (folder.path().join("saved"), folder.path().join("out"));
+    let mut llama = session("delayed --model llama");
+    llama.step(&batch(), 1e-3, false).unwrap();
+    llama.save(&saved, &Metadata::new()).unwrap();
+    let fp8 = QuantizeOptions { scheme: Scheme::Tensor, ..Default::default() };
+    let options = ExportOptions { fp8: Some(fp8), static_inputs: true, ..Default::default() };
+    hf::export(&saved, &out, &options, &Default::default()).unwrap();
+    let exported = Folder::open(&out).unwrap();
+    assert_eq!((exported.config.family.model_type, exported.config.intermediate_size), ("llama", 96));
+    hf::export(&saved, &folder.path().join("high"), &ExportOptions::default(), &Default::default()).unwrap();
+    let model = Folder::open(&folder.path().join("high")).unwrap();
+    let model = model.load(&LoadOptions::default(), &Device::cpu()).unwrap();
+    for (own, other) in parameters(&llama.model).into_iter().zip(parameters(&model)) {
+        assert_eq!(
+            own.tensor().to_f32_vec().unwrap(),
+            other.tensor().to_f32_vec().unwrap(),
+            "{}",
+            own.name()
+        );
+    }
+    // No family of Hugging Face has the other kind.
+    session("delayed").save(&saved, &Metadata::new()).unwrap();
+    let error = hf::export(&saved, &folder.path().join("gpt"), &options, &Default::default()).unwrap_err();
+    assert!(error.to_string().contains("it does not say which model it is"), "{error}");
+}
+
+#[test]
+fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
+    let line = "--layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --dtype f16";
+    let settings = parse(line.split_whitespace()).unwrap().0.settings;
+    let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
+    let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let state = LossScaleState { scale: f32::MAX, growth_tracker: 0, skipped_steps: 0 };
+    session.scaler.set_state(&state).unwrap();
+    session.scale = state;
+    let first = session.step(&batch(), 1e-3, false).unwrap();
+    assert_eq!((first.loss_scale, first.skipped), (Some(f32::MAX), true));
+    session.scaler.set_state(&LossScaleState { scale: 1024.0, ..state }).unwrap();
+    let second = session.step(&batch(), 1e-3, false).unwrap();
+    assert_eq!((second.loss, second.skipped), (first.loss, false), "the first changed no weight");
+    session.save(folder.path(), &Metadata::new()).unwrap();
+    let mut resumed = Session::resume(&settings, place, Run::Fp8, folder.path()).unwrap();
+    let [straight, resumed] =
+        [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
+    assert_eq!((straight, straight.loss_scale, straight.skipped), (resumed, Some(1024.0), false));
+}
+
+#[test]
+fn errors_name_the_options_of_this_program() {
+    let error = KernelError::HostAllocation { op: "init", bytes: 99 };
+    let expected = "99 bytes of host memory cannot be allocated: a smaller --hidden, --layers, --batch or --seq needs less";
+    assert_eq!(sentence(error), expected);
+    let error = KernelError::OutOfMemory { device: "cuda:0".into(), requested: 3, free: 1, total: 2 };
+    assert!(sentence(error).starts_with("--device cuda:0: 3 bytes cannot be allocated, 1 of 2 are free"));
+    let error = KernelError::DriverMissing { library: "x", searched: Vec::new() };
+    let text = sentence(error);
+    assert!(text.ends_with("use --device cpu"), "{text}");
+}
+
+#[test]
+fn the_example_of_a_recipe_file_trains_and_resumes() {
+    let line = "--layers 2 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe recipe.toml";
+    let mut settings = parse(line.split_whitespace()).unwrap().0.settings;
+    settings.recipe_toml = include_str!("../recipe.toml").to_owned();
+    let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
+    let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+    // Of 24 products, those of the first block's qkv and proj run in high precision.
+    assert_eq!(session.fp8_gemms_per_step(), 24 - 6);
+    session.step(&batch(), 1e-3, true).unwrap();
+    let slots = session.slots().unwrap();
+    assert!(slots.iter().all(|slot| !slot.name.contains("blocks.0.attention")), "{slots:?}");
+    assert!(slots.iter().any(|slot| slot.name.contains("blocks.1.attention")));
+    let folder = tempfile::tempdir().unwrap();
+    session.save(folder.path(), &Metadata::new()).unwrap();
+    let mut resumed = Session::resume(&settings, place, Run::Fp8, folder.path()).unwrap();
+    assert_eq!(resumed.resume_note(), None);
+    let [went_on, resumed] =
+        [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
+    assert_eq!(went_on.loss, resumed.loss);
+
+    settings.recipe_toml = settings.recipe_toml.replace("blocks.0", "blocks.9");
+    let refused = Session::start(&settings, place, Run::Fp8).unwrap_err();
+    let expected = "recipe by name: pattern `*.blocks.9.attention.*` matches no slot: the nearest are";
+    assert!(refused.starts_with(expected), "{refused}");
+}
+
+#[test]
+fn emulated_products_are_counted_by_kind() {
+    let (a, b) = (Emulation::FactorsAfter, Emulation::Rounded);
+    assert_eq!(counts([a, b, b, a, b].into_iter()), [(a, 2), (b, 3)]);
+    assert_eq!(session("mxfp8").emulated_gemms_per_step(), []); // the CPU has every product
+}
+
+#[test]
+fn observed_steps_give_advice_and_measure_the_sqnr_when_asked() {
+    let line = "--layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --margin 9";
+    let settings = parse(line.split_whitespace()).unwrap().0.settings;
+    let run = |sqnr| {
+        let place = Place { device: DeviceName::Cpu, graph: false, sqnr, recompute: RecomputeLevel::None };
+        let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+        let mut losses = Vec::new();
+        for observed in [true, false, true] {
+            losses.push(session.step(&batch(), 1e-3, observed).unwrap().loss);
+            let slots = if observed { session.slots().unwrap() } else { continue };
+            assert!(slots.iter().all(|slot| slot.sqnr.is_some() == sqnr), "{slots:?}");
+        }
+        (losses, session.advice())
+    };
+    let (losses, advice) = run(false);
+    assert_eq!(run(true).0, losses);
+    assert!(advice[0].contains("left at least") && advice[0].contains("lower its margin"), "{advice:?}");
+}
+
+#[test]
+fn gradients_that_are_not_finite_skip_a_step() {
+    let mut session = session("current");
+    let loss = session.step(&batch(), 1e-2, false).unwrap().loss;
+    let before = session.evaluate(&batch()).unwrap();
+    assert!(before < loss);
+    for parameter in parameters_mut(&mut session.model) {
+        let shape = *parameter.tensor().shape();
+        *parameter.main_grad_mut() = Tensor::full(f32::NAN, shape, DType::F32, &Device::cpu()).unwrap();
+    }
+    let result = session.step(&batch(), 1e-2, false).unwrap();
+    assert!(result.grad_norm.is_nan() && result.loss.is_finite());
+    assert_eq!(session.evaluate(&batch()).unwrap(), before);
+    assert_eq!(session.optimizer.skipped_steps().unwrap(), 1);
+    assert!(session.step(&batch(), 1e-2, false).unwrap().grad_norm.is_finite());
+    assert!(session.evaluate(&batch()).unwrap() < before);
+}

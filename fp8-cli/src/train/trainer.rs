@@ -1,0 +1,109 @@
+//! The interface between the training loop and a model. With it, everything around the model can be tested without one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use fp8_nn::fp8_kernels::MemoryUse;
+
+use crate::train::batches;
+use crate::train::options::{Place, Settings};
+use crate::train::telemetry::SlotState;
+
+/// One of the two trainings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Run {
+    HighPrecision,
+    Fp8,
+}
+
+impl Run {
+    /// Its name in files and folders.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::HighPrecision => "high_precision",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// Its name in prose.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::HighPrecision => "high precision",
+            Self::Fp8 => "FP8",
+        }
+    }
+}
+
+/// Gradients are scaled down to this norm if theirs is larger.
+pub(crate) const MAX_GRAD_NORM: f32 = 1.0;
+
+/// Strings that a checkpoint stores besides its tensors.
+pub(crate) type Metadata = BTreeMap<String, String>;
+
+/// A model in training. Every error is one sentence.
+pub(crate) trait Trainer: Sized {
+    /// Draws the initial weights from the seed. [`Run::Fp8`] trains with the recipe of the settings.
+    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
+    /// Loads the state that [`Trainer::save`] wrote to `dir`.
+    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
+    /// Returns one line about what could not be restored exactly as it was saved, if anything.
+    fn resume_note(&self) -> Option<&str> {
+        None
+    }
+    /// Reads the strings that [`Trainer::save`] wrote to `dir`.
+    fn metadata(dir: &Path) -> Result<Metadata, String>;
+    /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite.
+    fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
+    /// Does one optimizer step and returns the loss of the weights before it. If `observed`, the quantizers count
+    /// saturated and underflowed values, which takes time and changes no bit of the results, and measure how exact the codes
+    /// are if the options ask for it.
+    fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
+    /// Returns the mean loss over the batch, and changes nothing that a later step reads.
+    fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
+    /// Returns the logits of the byte after `context`, and changes nothing that a later step reads.
+    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
+    /// Returns the quantizer slots after an observed step, always in the same order. High precision has none.
+    fn slots(&mut self) -> Result<Vec<SlotState>, String>;
+    /// Returns what to change about tensors that lost values in the observed steps, in sentences.
+    fn advice(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// Names the device, including the GPU's model.
+    fn device(&self) -> String;
+    /// Number of parameters.
+    fn parameters(&self) -> usize;
+    /// Returns the bytes that the training took when they were most, by what they were used for; `None` before the first step.
+    fn memory(&self) -> Option<MemoryUse> {
+        None
+    }
+    /// Number of FP8 matrix products in a training step.
+    fn fp8_gemms_per_step(&self) -> usize;
+    /// Returns what of the attention runs in FP8.
+    fn attention(&self) -> Attention {
+        Attention::default()
+    }
+    /// Returns what takes the place of FP8 matrix products that the device does not have, and of how many in a step.
+    fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
+        Vec::new()
+    }
+}
+
+/// The parts of the attention that run in FP8.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Attention {
+    pub(crate) in_fp8: bool,
+    /// Whether projections and attention also exchange FP8.
+    pub(crate) exchanges_fp8: bool,
+}
+
+/// The result of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StepResult {
+    pub(crate) loss: f32,
+    /// Norm of all gradients before clipping.
+    pub(crate) grad_norm: f32,
+    /// The scale of the loss in this step, if it has one.
+    pub(crate) loss_scale: Option<f32>,
+    /// Whether the step changed no weight.
+    pub(crate) skipped: bool,
+}

@@ -1,0 +1,310 @@
+//! A Hugging Face folder: configuration and weights that fit each other.
+
+use super::config::{Config, InputScales, QuantMethod, WeightScales};
+use super::family::{Family, HEAD, TensorSpec};
+use super::files::{exists, read_text, unreadable};
+use super::weights::{WeightInfo, Weights};
+use crate::{Error, Result};
+use fp8_nn::checkpoint;
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+pub(super) const CONFIG: &str = "config.json";
+const GENERATION: &str = "generation_config.json";
+/// The remedy for an output projection in a tied model's files that is not the embedding.
+const UNTIE: &str = "set tie_word_embeddings to false, or remove the tensor";
+/// Elements that are compared at a time.
+const CHUNK: usize = 1 << 20;
+/// The ends of the names of scales of an FP8 cache for keys and values, which is not supported.
+const CACHE_SCALES: [&str; 5] = [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale"];
+/// The tensors that belong to an FP8 weight, by the end of their names.
+pub(super) const WEIGHT_SCALES: [&str; 2] = ["weight_scale_inv", "weight_scale"];
+pub(super) const INPUT_SCALES: [&str; 2] = ["input_scale", "activation_scale"];
+
+/// An open Hugging Face folder: its configuration, and its weights, which have been checked against each other.
+///
+/// It may be an FP8 checkpoint of any layout that [`Quantization`](super::Quantization) describes. Static scales of inputs are
+/// ignored, and copied when the folder is written, if the configuration says that inputs are dynamic. The example of
+/// [`save`](crate::save) opens one.
+#[derive(Debug)]
+pub struct Folder {
+    /// The description of the model.
+    pub config: Config,
+    /// The tensors.
+    pub weights: Weights,
+    pub(super) path: PathBuf,
+    /// The name in the files of each tensor whose specification has another one.
+    old_names: bool,
+    /// For each FP8 weight, its scales.
+    pub(super) quantized: BTreeMap<String, Scales>,
+}
+
+/// The names of the tensors with the scales of an FP8 weight.
+#[derive(Debug, Clone)]
+pub(super) struct Scales {
+    pub(super) weight: String,
+    pub(super) input: Option<String>,
+    pub(super) granularity: WeightScales,
+}
+
+impl Folder {
+    /// Opens the folder at `path`: reads `config.json` and `generation_config.json` and the headers of the weights, and checks
+    /// that every tensor of the model is there, with its shape, and no other.
+    ///
+    /// # Errors
+    /// [`Error::File`], which names the file and the field or tensor: one that is missing, one that has another shape
+    /// than the configuration says, one that no model of the family has.
+    pub fn open(path: &Path) -> Result<Self> {
+        let problem = |problem: String| Error::File { path: path.to_owned(), problem };
+        let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => problem(format!(
+                "no such folder: expected a Hugging Face folder with {CONFIG} and safetensors files"
+            )),
+            _ => unreadable(path, &error),
+        })?;
+        if !metadata.is_dir() {
+            return Err(problem(format!("not a folder: expected one with {CONFIG} and safetensors files")));
+        }
+        if !exists(&path.join(CONFIG)) && checkpoint::path(path).is_file() {
+            return Err(problem(
+                "it is a training checkpoint: fp8 export writes it as a Hugging Face folder".into(),
+            ));
+        }
+        let mut config = Config::read(&path.join(CONFIG))?;
+        let generation = path.join(GENERATION);
+        if exists(&generation) {
+            let text = read_text(&generation)?;
+            let read = config.override_by_generation(&text);
+            read.map_err(|problem| Error::File { path: generation, problem })?;
+        }
+        let weights = Weights::open(path)?;
+        Self::new(path, config, weights).map_err(problem)
+    }
+
+    fn new(path: &Path, config: Config, weights: Weights) -> Result<Self, String> {
+        let specs = config.tensors();
+        let first = specs.first().map_or("", |spec| spec.name.as_str());
+        let old_names = config.family.has_learned_positions
+            && weights.info(first).is_none()
+            && Family::old_name(first).is_some_and(|old| weights.info(old).is_some());
+        let mut folder =
+            Self { config, weights, path: path.to_owned(), old_names, quantized: BTreeMap::new() };
+        let mut expected = BTreeSet::new();
+        for spec in &specs {
+            let name = folder.stored(&spec.name).to_owned();
+            folder.check(spec, &name, &mut expected)?;
+            expected.insert(name);
+        }
+        for name in folder.weights.names().filter(|&name| !expected.contains(name)) {
+            if !folder.is_spare(name) {
+                return Err(folder.out_of_place(name));
+            }
+        }
+        if let Some(head) = folder.tied_head() {
+            let table = specs.first().and_then(|spec| folder.weights.info(folder.stored(&spec.name)));
+            if table.is_some_and(|table| table.shape != head.shape) || !is_float(head.dtype) {
+                return Err(format!(
+                    "`{HEAD}` is {:?} {:?}, but {CONFIG} ties it to the embedding: {UNTIE}",
+                    head.dtype, head.shape
+                ));
+            }
+        }
+        Ok(folder)
+    }
+
+    /// Returns true for a tensor that some files contain although the model does not use it.
+    fn is_spare(&self, name: &str) -> bool {
+        self.config.family.is_spare(name, self.config.tie_word_embeddings)
+            || (self.config.quantization.is_some() && is_of_cache(name))
+    }
+
+    /// Says that the model has no such tensor, and what would do.
+    fn out_of_place(&self, name: &str) -> String {
+        let family = self.config.family.model_type;
+        // Without the numbers of layers.
+        let parts = |name: &str| {
+            let is_number = |part: &&str| part.parse::<usize>().is_ok();
+            name.split('.').filter(|part| !is_number(part)).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let is_of_family = || self.config.tensors().iter().any(|spec| parts(&spec.name) == parts(name));
+        let remedy = match name {
+            _ if name.ends_with(".bias") && !is_of_family() => {
+                format!("a {family} model with this bias is not supported")
+            }
+            _ if WEIGHT_SCALES.iter().chain(&INPUT_SCALES).any(|end| name.ends_with(end)) => {
+                "only the projections of the layers can be FP8".to_owned()
+            }
+            _ => format!("remove it, or use the {CONFIG} that belongs to these files"),
+        };
+        format!("tensor `{name}` has no place in a {family} model with this {CONFIG}: {remedy}")
+    }
+
+    /// Returns the head that the files of a tied model have all the same.
+    fn tied_head(&self) -> Option<&WeightInfo> {
+        self.weights.info(HEAD).filter(|_| self.config.tie_word_embeddings)
+    }
+
+    /// Checks that the head in the files of a tied model is its embedding. transformers uses a head that differs, although the
+    /// configuration ties them.
+    pub(super) fn expect_tied(&self) -> Result<()> {
+        let (Some(head), Some(spec)) = (self.tied_head(), self.config.tensors().into_iter().next()) else {
+            return Ok(());
+        };
+        let table = self.stored(&spec.name);
+        let [rows, cols] = head.matrix();
+        let step = (CHUNK / cols.max(1)).max(1);
+        for first in (0..rows).step_by(step) {
+            let rows = first..(first + step).min(rows);
+            let (head, table) = (self.rows(HEAD, rows.clone())?, self.rows(table, rows)?);
+            if head.iter().zip(&table).any(|(head, table)| head.to_bits() != table.to_bits()) {
+                return Err(self.problem(format!(
+                    "`{HEAD}` differs from the embedding, but {CONFIG} ties them: {UNTIE}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks one tensor of the model, and the scales that belong to it.
+    fn check(
+        &mut self,
+        spec: &TensorSpec,
+        name: &str,
+        expected: &mut BTreeSet<String>,
+    ) -> Result<(), String> {
+        let info = self.weights.info(name);
+        let info = info.ok_or_else(|| {
+            let text = format!("tensor `{name}` is missing: {CONFIG} describes a model with it");
+            match name {
+                HEAD => text + "; set tie_word_embeddings to true if the embedding serves",
+                _ => text,
+            }
+        })?;
+        if info.shape[..] != spec.shape[..] {
+            return Err(format!(
+                "`{name}` has shape {:?}: {CONFIG} asks for {}, so it belongs to another model",
+                info.shape, spec.shape
+            ));
+        }
+        if !is_float(info.dtype) {
+            return Err(format!("`{name}` is {:?}: expected F32, BF16, F16 or FP8", info.dtype));
+        }
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let find = |ends: [&str; 2]| {
+            let names = ends.map(|end| format!("{module}.{end}"));
+            names.into_iter().filter(|name| self.weights.info(name).is_some()).collect::<Vec<_>>()
+        };
+        let (weight, input) = if spec.kind.is_linear() {
+            (find(WEIGHT_SCALES), find(INPUT_SCALES))
+        } else {
+            (Vec::new(), Vec::new())
+        };
+        if !is_fp8(info.dtype) {
+            return match weight.first().or(input.first()) {
+                None => Ok(()),
+                Some(scale) => Err(format!("`{scale}` is the scale of `{name}`, which is {:?}", info.dtype)),
+            };
+        }
+        let Some(quantization) = &self.config.quantization else {
+            return Err(format!("`{name}` is {:?}, but {CONFIG} has no `quantization_config`", info.dtype));
+        };
+        if info.dtype == Dtype::F8_E8M0 {
+            return Err(format!("`{name}` is F8_E8M0, which is a dtype of scales: expected F8_E4M3"));
+        }
+        let scale = match (weight.as_slice(), input.as_slice()) {
+            ([scale], [] | [_]) => scale,
+            ([], _) if !spec.kind.is_linear() => {
+                return Err(format!("`{name}` is FP8: only the projections of the layers can be"));
+            }
+            ([], _) => {
+                return Err(format!("`{name}` is FP8 without a scale: `{module}.weight_scale` is missing"));
+            }
+            _ => return Err(format!("`{name}` has two scales: {} and its like", weight.join(", "))),
+        };
+        let granularity = quantization.weights;
+        let is_inverse = scale.ends_with(WEIGHT_SCALES[0]);
+        let is_fitting = match (quantization.method, granularity) {
+            (QuantMethod::CompressedTensors, _) => !is_inverse,
+            (QuantMethod::Fp8, WeightScales::Block(_)) => is_inverse,
+            (QuantMethod::Fp8, _) => true,
+        };
+        let &[rows, cols] = &spec.shape[..] else {
+            return Err(format!("`{name}` is FP8 and no matrix"));
+        };
+        let grid = granularity.grid([rows, cols]);
+        let found = self.weights.info(scale).map(|info| (info.shape.clone(), info.dtype));
+        let (shape, dtype) = found.unwrap_or((Vec::new(), Dtype::F32));
+        let is_right = is_fitting
+            && match granularity {
+                WeightScales::Tensor => shape.iter().all(|&extent| extent == 1),
+                WeightScales::Channel => shape == grid || shape == [rows],
+                WeightScales::Block(_) => shape == grid,
+            };
+        if !is_right {
+            let text = format!("`{scale}` has shape {shape:?}: `quantization_config` asks for {grid:?}");
+            return Err(if is_fitting { text } else { format!("`{scale}` has no place in this layout") });
+        }
+        if !is_float(dtype) || matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) {
+            return Err(format!("`{scale}` is {dtype:?}: expected F32, BF16, F16 or F8_E8M0"));
+        }
+        if quantization.inputs == InputScales::Static && input.is_empty() {
+            let [name, older] = INPUT_SCALES.map(|end| format!("{module}.{end}"));
+            return Err(format!(
+                "`{name}` (or `{older}`) is missing: `quantization_config` says that inputs have static scales, so every FP8 \
+                 weight needs one"
+            ));
+        }
+        if let Some(input) = input.first() {
+            let info = self.weights.info(input).filter(|info| info.shape.iter().all(|&extent| extent == 1));
+            if !info.is_some_and(|info| is_float(info.dtype) && !is_fp8(info.dtype)) {
+                return Err(format!("`{input}` is no number: expected one scale, in F32, BF16 or F16"));
+            }
+        }
+        expected.insert(scale.clone());
+        expected.extend(input.first().cloned());
+        let scales = Scales { weight: scale.clone(), input: input.first().cloned(), granularity };
+        self.quantized.insert(name.to_owned(), scales);
+        Ok(())
+    }
+
+    /// Returns the name in the files of a tensor of [`Config::tensors`]. It differs for very old GPT-2 files alone.
+    #[must_use]
+    pub fn stored<'a>(&self, name: &'a str) -> &'a str {
+        match Family::old_name(name) {
+            Some(old) if self.old_names => old,
+            _ => name,
+        }
+    }
+
+    /// Returns the folder's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn problem(&self, problem: String) -> Error {
+        Error::File { path: self.path.clone(), problem }
+    }
+
+    pub(super) fn info(&self, name: &str) -> Result<&WeightInfo> {
+        self.weights.info(name).ok_or_else(|| self.problem(format!("there is no tensor `{name}`")))
+    }
+}
+
+/// Returns true for the scales of an FP8 cache.
+pub(super) fn is_of_cache(name: &str) -> bool {
+    name.contains(".self_attn.") && CACHE_SCALES.iter().any(|end| name.ends_with(end))
+}
+
+/// Returns true for the dtypes whose values can be read as f32.
+pub(super) fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) || is_fp8(dtype)
+}
+
+/// Returns true for the dtypes of codes and of scales in one byte.
+pub(super) fn is_fp8(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E8M0)
+}

@@ -1,0 +1,69 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+mod atomic_folder;
+mod calibrate;
+mod carried;
+mod config;
+mod encode;
+mod error;
+mod export;
+mod family;
+mod files;
+mod folder;
+mod from_options;
+mod inspect;
+mod jobs;
+mod json;
+mod keep;
+mod model;
+mod output;
+mod parameter_source;
+mod plan;
+mod positioned;
+mod quantize;
+mod quantize_options;
+mod ranks;
+mod recipe;
+mod save;
+mod save_model;
+mod scheme;
+mod source;
+mod specs;
+mod static_inputs;
+mod targets;
+pub mod text;
+mod token_losses;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
+mod values;
+mod weights;
+
+pub use atomic_folder::AtomicFolder;
+pub use calibrate::calibrate;
+pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};
+pub use error::{Error, Result};
+pub use export::{ExportOptions, Exported, export};
+pub use family::{Family, TensorKind, TensorSpec};
+pub use folder::Folder;
+pub use inspect::{Inspection, TensorInspection, inspect, inspect_weights};
+pub use jobs::Monitor;
+pub use keep::Fp8Weights;
+pub use model::LoadOptions;
+pub use output::expect_new;
+pub use parameter_source::ParameterSource;
+pub use quantize::{Quantized, quantize};
+pub use quantize_options::QuantizeOptions;
+pub use safetensors::Dtype;
+pub use save::save;
+pub use save_model::save_model;
+pub use scheme::Scheme;
+pub use token_losses::{TokenLosses, token_losses};
+#[cfg(feature = "tokenizer")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
+pub use tokenizer::{TextStream, Tokenizer};
+pub use values::Fp8Weight;
+pub use weights::{WeightInfo, Weights};
+
+pub use fp8_nn;

@@ -1,0 +1,243 @@
+//! Values of tensors: widened to f32, dequantized where they are FP8, or as codes with their scales.
+
+use super::config::WeightScales;
+use super::folder::{Folder, is_float};
+use super::jobs;
+use super::weights::{WeightInfo, Weights};
+use crate::{Error, Result};
+use fp8_format::{E4M3, E5M2, E8M0, slice};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Elements that a thread reads at a time.
+const PART: usize = 1 << 19;
+
+/// Rows of an FP8 weight as they are stored, from [`Folder::codes`].
+///
+/// value = code · scale. The example of [`quantize`](crate::quantize) reads one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fp8Weight {
+    /// The codes, row by row.
+    pub codes: Vec<u8>,
+    /// F8_E4M3 or F8_E5M2.
+    pub dtype: Dtype,
+    /// The scales of the whole weight, row by row of their grid.
+    pub scales: Vec<f32>,
+    /// The elements that share a scale.
+    pub granularity: WeightScales,
+    /// The static scale of the layer's input, if the file has one.
+    pub input_scale: Option<f32>,
+}
+
+impl Folder {
+    /// Reads rows of a tensor as f32, dequantized if it is FP8. A vector has rows of one element. The example of
+    /// [`save`](crate::save) reads some.
+    ///
+    /// # Errors
+    /// [`Error::File`] if there is no such tensor or row, or a scale is not finite and positive; [`Error::Io`] if the file
+    /// cannot be read.
+    pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
+        let Some(scales) = self.quantized.get(name) else {
+            let info = self.info(name)?;
+            if !is_float(info.dtype) {
+                return Err(self.problem(format!("`{name}` is {:?}: expected floating point", info.dtype)));
+            }
+            let bytes = read_rows(&self.weights, name, info, &rows)?;
+            let mut values = vec![0.0; elements(info, &rows)];
+            widen(&bytes, info.dtype, &mut values);
+            return Ok(values);
+        };
+        let weight = self.codes(name, rows.clone())?;
+        let [height, cols] = self.info(name)?.matrix();
+        let mut values = vec![0.0; weight.codes.len()];
+        widen(&weight.codes, weight.dtype, &mut values);
+        for (row, values) in rows.zip(values.chunks_mut(cols.max(1))) {
+            scale_row(values, &weight.scales, scales.granularity, [height, cols], row);
+        }
+        Ok(values)
+    }
+
+    /// Reads a whole tensor as f32, dequantized if it is FP8. See [`rows`](Self::rows).
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows).
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
+        let [rows, _] = self.info(name)?.matrix();
+        self.rows(name, 0..rows)
+    }
+
+    /// Reads a whole tensor as f32 into `values`, which has its elements, with the threads of the caller's pool.
+    pub(super) fn read_to(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        let info = self.info(name)?;
+        let count = elements(info, &(0..info.matrix()[0]));
+        if count != values.len() {
+            return Err(self.problem(format!("`{name}` has {count} elements, not {}", values.len())));
+        }
+        if self.is_quantized(name) || !is_float(info.dtype) {
+            values.copy_from_slice(&self.values(name)?);
+            return Ok(());
+        }
+        let threads = jobs::threads(None).min(values.len().div_ceil(PART));
+        let parts = Mutex::new(values.chunks_mut(PART).enumerate());
+        let failed = Mutex::new(None);
+        let work = || {
+            let mut bytes = Vec::new();
+            loop {
+                let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((index, part)) = next else { return };
+                if let Err(error) = self.read_part(name, info.dtype, index * PART, part, &mut bytes) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // With fewer threads than asked for, the work takes longer.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// Reads the elements from `first` on.
+    fn read_part(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        first: usize,
+        values: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        let size = dtype.bitsize() / 8;
+        if dtype == Dtype::F32 {
+            self.weights.read(name, (first * size) as u64, bytemuck::cast_slice_mut(values))?;
+            // Files are little-endian.
+            values.iter_mut().for_each(|value| *value = f32::from_bits(u32::from_le(value.to_bits())));
+            return Ok(());
+        }
+        bytes.resize(values.len() * size, 0);
+        self.weights.read(name, (first * size) as u64, bytes)?;
+        widen(bytes, dtype, values);
+        Ok(())
+    }
+
+    /// Returns true if the tensor is an FP8 weight with scales.
+    #[must_use]
+    pub fn is_quantized(&self, name: &str) -> bool {
+        self.quantized.contains_key(name)
+    }
+
+    /// Reads rows of an FP8 weight as codes, with all scales of the weight.
+    ///
+    /// # Errors
+    /// [`Error::File`] if this is no FP8 weight, a row is not there, or a scale is not finite and positive; [`Error::Io`]
+    /// if the file cannot be read.
+    pub fn codes(&self, name: &str, rows: Range<usize>) -> Result<Fp8Weight> {
+        let info = self.info(name)?;
+        let scales = self.quantized.get(name);
+        let scales = scales.ok_or_else(|| self.problem(format!("`{name}` is {:?}, not FP8", info.dtype)))?;
+        let input_scale = match &scales.input {
+            Some(input) => self.scales(input)?.first().copied(),
+            None => None,
+        };
+        Ok(Fp8Weight {
+            codes: read_rows(&self.weights, name, info, &rows)?,
+            dtype: info.dtype,
+            scales: self.scales(&scales.weight)?,
+            granularity: scales.granularity,
+            input_scale,
+        })
+    }
+
+    /// Reads a tensor of scales.
+    pub(super) fn scales(&self, name: &str) -> Result<Vec<f32>> {
+        let info = self.info(name)?;
+        let [rows, _] = info.matrix();
+        let bytes = read_rows(&self.weights, name, info, &(0..rows))?;
+        let mut values = vec![0.0; elements(info, &(0..rows))];
+        widen(&bytes, info.dtype, &mut values);
+        match first_wrong_scale(&values) {
+            None => Ok(values),
+            Some(at) => {
+                let value = values[at];
+                Err(self.problem(format!(
+                    "`{name}` is {value} at element {at}: expected a finite, positive scale"
+                )))
+            }
+        }
+    }
+}
+
+/// Returns the place of the first scale that is not finite and positive.
+pub(super) fn first_wrong_scale(scales: &[f32]) -> Option<usize> {
+    scales.iter().position(|&scale| !scale.is_finite() || scale <= 0.0)
+}
+
+/// Multiplies a row of a weight with its scales.
+pub(super) fn scale_row(
+    values: &mut [f32],
+    scales: &[f32],
+    granularity: WeightScales,
+    shape: [usize; 2],
+    row: usize,
+) {
+    let [_, across] = granularity.grid(shape);
+    let (down, width) = match granularity {
+        WeightScales::Tensor => (0, usize::MAX),
+        WeightScales::Channel => (row, usize::MAX),
+        WeightScales::Block([height, width]) => (row / height, width),
+    };
+    let width = width.min(values.len().max(1));
+    let scales = scales.iter().skip(down * across);
+    for (values, scale) in values.chunks_mut(width).zip(scales) {
+        values.iter_mut().for_each(|value| *value *= scale);
+    }
+}
+
+fn elements(info: &WeightInfo, rows: &Range<usize>) -> usize {
+    let [_, cols] = info.matrix();
+    rows.len() * cols
+}
+
+/// Reads the bytes of rows.
+pub(super) fn read_rows(
+    weights: &Weights,
+    name: &str,
+    info: &WeightInfo,
+    rows: &Range<usize>,
+) -> Result<Vec<u8>> {
+    let [height, cols] = info.matrix();
+    let row = (cols * info.dtype.bitsize() / 8) as u64;
+    if rows.end > height || rows.start > rows.end {
+        return Err(Error::File {
+            path: weights.path_of(name),
+            problem: format!("`{name}` has {height} rows: {} to {} are not there", rows.start, rows.end),
+        });
+    }
+    let mut bytes = vec![0; rows.len() * row as usize];
+    weights.read(name, rows.start as u64 * row, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Widens little-endian elements to f32, which is exact. Other dtypes than the floating ones leave `values` as they are.
+pub(super) fn widen(bytes: &[u8], dtype: Dtype, values: &mut [f32]) {
+    fn each<const N: usize>(bytes: &[u8], values: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+        for (to, &from) in values.iter_mut().zip(bytes.as_chunks::<N>().0) {
+            *to = value(from);
+        }
+    }
+    match dtype {
+        Dtype::F32 => each(bytes, values, f32::from_le_bytes),
+        Dtype::BF16 => each(bytes, values, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        Dtype::F16 => each(bytes, values, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        // The lengths are equal, which is all that these functions check.
+        Dtype::F8_E4M3 => drop(slice::to_f32::<E4M3>(bytemuck::cast_slice(bytes), values)),
+        Dtype::F8_E5M2 => drop(slice::to_f32::<E5M2>(bytemuck::cast_slice(bytes), values)),
+        Dtype::F8_E8M0 => each(bytes, values, |[byte]| E8M0::from_bits(byte).to_f32()),
+        _ => {}
+    }
+}

@@ -1,0 +1,23 @@
+//! Hugging Face folders: configurations, hostile files, and exports against those of peers.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod calibration;
+mod config;
+mod decoder;
+mod exported_values;
+mod exporting;
+mod exports;
+mod files;
+mod folders;
+mod hostile;
+mod inspecting;
+mod kept;
+mod matrices;
+mod models;
+mod ranks;
+mod saving;
+#[cfg(feature = "tokenizer")]
+mod tokenizer_folders;
+#[cfg(feature = "tokenizer")]
+mod tokens;
+mod trained;
