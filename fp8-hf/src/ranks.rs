@@ -33,7 +33,7 @@ impl Folder {
     /// # let model = Gpt::new("model", &config.gpt_options(), &Device::cpu(), &mut fp8_nn::rand::rng())?;
     /// # hf::save_model(&path, &config, &model, None)?;
     ///
-    /// let run = |group: Arc<dyn ProcessGroup>| -> Result<u64> {
+    /// let run = |group: Arc<dyn ProcessGroup>| -> fp8_hf::Result<u64> {
     ///     let folder = Folder::open(&path)?;
     ///     folder.load_on_ranks(&LoadOptions::default(), &Device::cpu(), &*group)?;
     ///     Ok(folder.weights.bytes_read())
@@ -41,7 +41,7 @@ impl Folder {
     /// let bytes = thread::scope(|scope| {
     ///     let groups = local("dp", 2, Duration::from_secs(10))?.into_iter();
     ///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
-    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<Vec<u64>>>()
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<fp8_hf::Result<Vec<u64>>>()
     /// })?;
     /// let folder = Folder::open(&path)?;
     /// folder.load(&LoadOptions::default(), &Device::cpu())?;
