@@ -141,6 +141,7 @@ pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn Proce
 /// in FP8. On all ranks it has the same shape, dtype and form.
 ///
 /// ```
+/// use fp8_nn::broadcast_parameter;
 /// use fp8_nn::fp8_dist::local;
 /// use fp8_nn::prelude::*;
 /// use std::{sync::Arc, thread, time::Duration};
