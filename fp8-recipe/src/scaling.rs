@@ -1,21 +1,21 @@
 //! The scaling state of one model: every slot registered by name, arenas by recipe and group, cached weights.
 
-use crate::assignment::Assignment;
-use crate::by_direction::ByDirection;
-use crate::domain::Domain;
-use crate::dropout::Randomness;
-use crate::fp8_attention::Fp8Attention;
-use crate::frame::{Frame, Mode};
-use crate::outcome::Ending;
-use crate::overflow::Overflow;
-use crate::plan::Plan;
-use crate::policy::Policy;
-use crate::records::Records;
-use crate::saved::Saved;
-use crate::scope::{Awaiting, Scope};
-use crate::squares::Measured;
-use crate::used_slots::UsedSlots;
-use crate::weights::WeightCache;
+use crate::arenas::domain::Domain;
+use crate::arenas::plan::Plan;
+use crate::names::by_direction::ByDirection;
+use crate::names::fp8_attention::Fp8Attention;
+use crate::names::used_slots::UsedSlots;
+use crate::recipes::assignment::Assignment;
+use crate::recipes::policy::Policy;
+use crate::reports::error_squares::Measured;
+use crate::scopes::dropout::Randomness;
+use crate::scopes::forward_outcome::Ending;
+use crate::scopes::open_scope::{Awaiting, Scope};
+use crate::scopes::overflow::Overflow;
+use crate::scopes::scope_settings::{Frame, Mode};
+use crate::state::pending_arena::Saved;
+use crate::weights::weight_cache::WeightCache;
+use crate::weights::weight_records::Records;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,
     StateReport, WeightState,

@@ -1,0 +1,64 @@
+//! The random numbers of dropout in scopes: one key for each training scope, and one mask after the other in it.
+//!
+//! A model without dropout neither allocates nor launches anything for it. The first draw of a scope takes the scope's key
+//! from a state on the device, by one launch; later draws of the scope are masks of that key, numbered by the host.
+
+use crate::scopes::scope_settings::Mode;
+use crate::{DropoutProgress, Error, Forward, Result, Scaling};
+use fp8_kernels::DropoutDraw;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Scaling {
+    /// Sets the seed of dropout. The number of scopes that have drawn masks stays. Default: 0.
+    ///
+    /// In data-parallel training, give each rank a seed of its own, such as `seed + rank`, or all ranks drop the same elements of
+    /// different batches. Do so again after [`load_state`](Self::load_state), which sets the seed of the rank that saved the
+    /// state.
+    ///
+    /// # Errors
+    /// A step that is being recorded; a device that failed. None on the CPU.
+    pub fn set_dropout_seed(&mut self, seed: u64) -> Result<()> {
+        let scopes = self.randomness.progress()?.unwrap_or_default().scopes;
+        self.randomness.set(DropoutProgress { seed, scopes })
+    }
+
+    /// Returns the seed of dropout.
+    pub const fn dropout_seed(&self) -> u64 {
+        self.randomness.seed()
+    }
+}
+
+impl Forward<'_> {
+    /// Returns the random numbers of the next dropout mask, or `None` in an evaluation, which drops nothing.
+    ///
+    /// Each call in a scope returns another mask, in the order of the calls. A replay ([`Backward::replay`]) returns those of the
+    /// first run, from the point at which the snapshot was taken; take it before the layer runs. A layer keeps the draw in its
+    /// `Saved`, for backward.
+    ///
+    /// A recorded step draws anew at each replay of its graph: replay n draws what step n would draw without a graph. The first
+    /// step that draws must run before a step is recorded.
+    ///
+    /// [`Backward::replay`]: crate::Backward::replay
+    ///
+    /// # Errors
+    /// The first draw of this `Scaling`, in a step that is being recorded; a replay of a layer that did not draw in its first
+    /// run; a device that is out of memory or failed.
+    pub fn dropout_draw(&mut self) -> Result<Option<DropoutDraw>> {
+        match &self.mode {
+            Mode::Evaluate => Ok(None),
+            Mode::Replay { outcome, draws } => {
+                let draw = outcome.draw().ok_or(Error::NoSnapshot)?;
+                Ok(Some(draw.mask(draws.fetch_add(1, Relaxed))))
+            }
+            Mode::Record => {
+                let Some(scope) = &mut self.scaling.scope else { return Ok(None) };
+                if scope.outcome.draw().is_none() {
+                    scope.outcome.set_draw(self.scaling.randomness.draw(&self.scaling.device)?);
+                }
+                let number = scope.draws;
+                scope.draws += 1;
+                Ok(scope.outcome.draw().map(|draw| draw.mask(number)))
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The arguments and the kind of an open scope.
+
+use crate::scopes::forward_outcome::Outcome;
+use fp8_kernels::DType;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The arguments of one scope or nested scope.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame {
+    /// The recipe and group.
+    pub(crate) plan: usize,
+    pub(crate) enabled: bool,
+    pub(crate) calibrating: bool,
+    pub(crate) compute_dtype: Option<DType>,
+    /// Whether each rank may have scales of its own.
+    pub(crate) allows_scales_per_rank: bool,
+}
+
+impl Frame {
+    /// Returns whether amaxes are recorded.
+    pub(crate) const fn records(&self) -> bool {
+        self.enabled || self.calibrating
+    }
+}
+
+/// The mode of a forward scope: whether it records amaxes, and which scales it uses.
+#[derive(Debug, Clone)]
+pub(crate) enum Mode {
+    /// Records amaxes and uses the present scales.
+    Record,
+    /// Records nothing.
+    Evaluate,
+    /// Records nothing and uses the scales of a snapshot.
+    Replay {
+        outcome: Arc<Outcome>,
+        /// The number of the next dropout mask.
+        draws: Arc<AtomicU64>,
+    },
+}
