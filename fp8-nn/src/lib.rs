@@ -36,7 +36,6 @@ mod multihead_attention;
 mod optimizer;
 mod options;
 mod parameter;
-mod pattern;
 mod precision;
 pub mod prelude;
 mod projection;
@@ -62,6 +61,7 @@ pub use decoder_layer::{
 pub use delayed_wgrad::backward_dw;
 pub use embedding::{Embedding, EmbeddingOptions, EmbeddingSaved};
 pub use error::{Error, Result};
+pub use fp8_recipe::matches_name;
 pub use generate::{GenerateOptions, Generation};
 pub use gpt::{Gpt, GptLossSaved, GptOptions, GptSaved};
 pub use kv_cache::KvCache;
@@ -75,7 +75,6 @@ pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, Mul
 pub use optimizer::{AdamW, AdamWOptions, ParameterGroup};
 pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
 pub use parameter::{Parameter, frozen};
-pub use pattern::matches_name;
 pub use quantize_weights::quantize_weights;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::CosineSchedule;

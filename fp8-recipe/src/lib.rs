@@ -17,7 +17,7 @@ pub use arenas::quantizer::Quantizer;
 pub use error::{Error, Result};
 pub use fp8_kernels::{self, Encoding};
 pub use names::fp8_attention::SlotUse;
-pub use names::pattern::matches_glob;
+pub use names::pattern::matches_name;
 pub use names::slots::{Direction, GemmSlots, SlotName, SlotRole, Slots};
 pub use recipes::amax_compute_algo::{AmaxComputeAlgo, CustomAmax};
 pub use recipes::block_scaling::{BlockScaling, Mxfp8};

@@ -12,10 +12,10 @@ use crate::scopes::dropout::Randomness;
 use crate::scopes::forward_outcome::Ending;
 use crate::scopes::open_scope::{Awaiting, Scope};
 use crate::scopes::overflow::Overflow;
-use crate::scopes::scope_settings::{Frame, Mode};
-use crate::state::pending_arena::Saved;
+use crate::scopes::scope_settings::{Mode, ScopeSettings};
+use crate::state::pending_arena::PendingArena;
 use crate::weights::weight_cache::WeightCache;
-use crate::weights::weight_records::Records;
+use crate::weights::weight_records::WeightRecords;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, SlotRole, Slots,
     StateReport, WeightState,
@@ -74,7 +74,7 @@ pub struct Scaling {
     pub(crate) awaiting: Awaiting,
     pub(crate) randomness: Randomness,
     /// Loaded state that no recipe has continued yet.
-    pub(crate) pending: Vec<Saved>,
+    pub(crate) pending: Vec<PendingArena>,
     /// Reports from which state the present arenas started.
     pub(crate) report: StateReport,
     /// Scale cells of slots without an arena: unset, so that a tensor uses its own scale, or 1 under Transformer Engine's
@@ -273,16 +273,16 @@ impl Scaling {
         Err(Error::Direction { slot: slot.name().clone(), slot_direction: slot.direction(), scope })
     }
 
-    /// Returns a slot with the scale and amax cells that frame and mode call for.
+    /// Returns a slot with the scale and amax cells that settings and mode call for.
     pub(crate) fn slot<'a>(
         &'a self,
         name: &SlotName,
         index: usize,
-        frame: Frame,
+        settings: ScopeSettings,
         mode: &'a Mode,
     ) -> Result<Slot<'a>> {
         let direction = name.direction();
-        let Some(of_slot) = self.plans[frame.plan].domain(direction, index) else {
+        let Some(of_slot) = self.plans[settings.plan].domain(direction, index) else {
             return Ok(Slot::off(Format::Hybrid.encoding(direction)));
         };
         let domain = &self.domains[of_slot];
@@ -291,9 +291,9 @@ impl Scaling {
         }
         let (encoding, first) = (domain.encodings[direction], domain.rule(name.role()));
         let arena = domain.arenas.as_ref().map(|arenas| &arenas[direction]);
-        let keep = matches!(mode, Mode::Record) && frame.records();
+        let keep = matches!(mode, Mode::Record) && settings.records();
         let scale = match (domain.policy.state(), mode) {
-            _ if !frame.enabled => Scale::Off,
+            _ if !settings.enabled => Scale::Off,
             (None, _) => domain.policy.scale(name.role(), first),
             (Some(_), Mode::Replay { outcome, .. }) => {
                 let scales = outcome.scales().and_then(|all| all.get(of_slot));
@@ -383,7 +383,7 @@ impl Scaling {
             self.domains.iter().enumerate().map(scales).collect()
         });
         let scales: Option<Vec<_>> = scales.transpose()?;
-        let records = Records::before_update(&self.domains, &scope.cached)?;
+        let records = WeightRecords::before_update(&self.domains, &scope.cached)?;
         for &index in &scope.touched {
             self.domains[index].update(direction)?;
         }

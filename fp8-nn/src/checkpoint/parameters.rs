@@ -2,8 +2,8 @@
 
 use super::file::{Reader, Writer};
 use super::values;
-use crate::pattern::matches_name;
 use crate::{Error, Layer, Result, parameters};
+use fp8_recipe::matches_name;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;

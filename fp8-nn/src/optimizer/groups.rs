@@ -1,9 +1,9 @@
 //! Parameters with a learning rate and a weight decay of their own.
 
 use super::AdamWOptions;
-use crate::pattern::matches_name;
 use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::Shape;
+use fp8_recipe::matches_name;
 
 /// Parameters of [`AdamWOptions::groups`]: those whose names match a pattern, with a learning rate and a weight decay of their own.
 ///

@@ -1,17 +1,31 @@
-//! Patterns over the names of slots.
+//! Patterns of names: of slots, modules and parameters.
 
 use std::sync::Arc;
 
-/// Returns whether `pattern` matches the whole of `name`. `*` stands for any characters, dots included, or none.
+/// Returns whether a pattern matches the name of a module or parameter: as a whole, where `*` stands for any text, or, without `*`,
+/// as a part of the name between dots.
 ///
 /// ```
-/// use fp8_recipe::matches_glob;
+/// use fp8_recipe::matches_name;
 ///
-/// assert!(matches_glob("*.fc1", "gpt.blocks.0.mlp.fc1"));
-/// assert!(!matches_glob("fc1", "gpt.blocks.0.mlp.fc1"));
+/// let name = "gpt.blocks.1.attention.qkv.weight";
+/// for pattern in ["qkv", "blocks.1", "gpt.*", "*.weight", name] {
+///     assert!(matches_name(pattern, name));
+/// }
+/// assert!(!matches_name("qk", name) && !matches_name("blocks.1*bias", name));
 /// ```
 #[must_use]
-pub fn matches_glob(pattern: &str, name: &str) -> bool {
+pub fn matches_name(pattern: &str, name: &str) -> bool {
+    if pattern.contains('*') {
+        return matches_glob(pattern, name);
+    }
+    let mut starts = std::iter::once(0).chain(name.match_indices('.').map(|(dot, _)| dot + 1));
+    let is_part = |rest: &str| rest.is_empty() || rest.starts_with('.');
+    !pattern.is_empty() && starts.any(|at| name[at..].strip_prefix(pattern).is_some_and(is_part))
+}
+
+/// Returns whether `pattern` matches the whole of `name`. `*` stands for any characters, dots included, or none.
+pub(crate) fn matches_glob(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
     // Where to go on if the rest does not match: after the last `*`, which then takes one byte more.
@@ -153,5 +167,21 @@ mod tests {
             nearest("fc1.imput", names).iter().map(|name| &**name).collect::<Vec<_>>(),
             ["fc1.input", "fc2.input", "fc1.weight"]
         );
+    }
+
+    #[test]
+    fn patterns_match_whole_names_or_parts_between_dots() {
+        let name = "model.layers.1.self_attn.q_proj";
+        for pattern in
+            ["*", "model.*", "*.q_proj", "*layers.1.*", "q_proj", "layers.1", name, "m*l*1*q_proj*"]
+        {
+            assert!(matches_name(pattern, name), "{pattern}");
+        }
+        for pattern in
+            ["", "proj", "layers.11", "model.layers.1*k_proj", "*q_pro", "x*", "*q_proj*q_proj", "layer"]
+        {
+            assert!(!matches_name(pattern, name), "{pattern}");
+        }
+        assert!(matches_name("a.a", "xa.a.a") && !matches_name("a.a", "xa.a"));
     }
 }

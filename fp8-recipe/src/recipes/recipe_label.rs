@@ -224,7 +224,7 @@ impl fmt::Display for Shown<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::state_terms::{Rows, Terms};
+    use crate::state::state_terms::{SavedRows, StateTerms};
     use crate::{
         AmaxComputeAlgo, CurrentScaling, CustomAmax, CustomRecipe, DelayedScaling, Format, SlotUpdate,
     };
@@ -295,10 +295,10 @@ mod tests {
         ] {
             let recipe = Recipe::custom(Named(name));
             assert_eq!(recipe.to_string(), format!("custom({name:?}) (reduce_amax=false)"));
-            let terms = Terms::parse(&recipe.key()).unwrap();
+            let terms = StateTerms::parse(&recipe.key()).unwrap();
             assert_eq!(
                 (terms.reduce_amax, terms.calibrate_first_step, terms.rows),
-                (false, true, Rows::Custom)
+                (false, true, SavedRows::Custom)
             );
         }
     }

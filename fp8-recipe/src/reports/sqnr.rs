@@ -2,7 +2,7 @@
 //! for every tensor that is measured.
 
 use crate::reports::error_squares::{Measured, Squares};
-use crate::scopes::scope_settings::{Frame, Mode};
+use crate::scopes::scope_settings::{Mode, ScopeSettings};
 use crate::{Backward, Direction, Forward, Origin, Result, Scaling, SlotName};
 use fp8_kernels::{DType, Operand, Tensor};
 
@@ -36,12 +36,12 @@ impl Scaling {
     /// Adds what the open scope quantized.
     fn measure(
         &mut self,
-        frame: Frame,
+        settings: ScopeSettings,
         (direction, index): (Direction, usize),
         values: &Tensor,
         quantized: &Operand,
     ) -> Result<()> {
-        let Some(domain) = self.plans[frame.plan].domain(direction, index) else { return Ok(()) };
+        let Some(domain) = self.plans[settings.plan].domain(direction, index) else { return Ok(()) };
         if values.shape() != quantized.shape() {
             return Err(fp8_kernels::Error::Shapes {
                 op: "measure_sqnr",
@@ -76,7 +76,7 @@ impl Forward<'_> {
     /// Returns whether layers pass their tensors to [`measure_sqnr`](Self::measure_sqnr) in this scope: it records, runs in
     /// FP8, and [`Scaling::set_measuring_sqnr`] is on.
     pub fn measures_sqnr(&self) -> bool {
-        self.scaling.measuring_sqnr && self.frame.enabled && matches!(self.mode, Mode::Record)
+        self.scaling.measuring_sqnr && self.settings.enabled && matches!(self.mode, Mode::Record)
     }
 
     /// Measures how exactly `quantized` represents `values`, which a slot of this scope quantized, if
@@ -91,7 +91,7 @@ impl Forward<'_> {
             return Ok(());
         }
         let index = self.scaling.index(slot, Direction::Forward)?;
-        self.scaling.measure(self.frame, (Direction::Forward, index), values, quantized)
+        self.scaling.measure(self.settings, (Direction::Forward, index), values, quantized)
     }
 }
 
@@ -100,7 +100,7 @@ impl Backward<'_> {
     /// recorded, and [`Scaling::set_measuring_sqnr`] is on.
     pub fn measures_sqnr(&self, origin: &Origin) -> bool {
         let is_ours = || origin.touched(&self.scaling.identity).is_ok();
-        self.scaling.measuring_sqnr && origin.frame.enabled && is_ours()
+        self.scaling.measuring_sqnr && origin.settings.enabled && is_ours()
     }
 
     /// Measures how exactly `quantized` represents `values`, which a slot of this scope quantized, if
@@ -119,6 +119,6 @@ impl Backward<'_> {
             return Ok(());
         }
         let index = self.scaling.index(slot, Direction::Backward)?;
-        self.scaling.measure(origin.frame, (Direction::Backward, index), values, quantized)
+        self.scaling.measure(origin.settings, (Direction::Backward, index), values, quantized)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 /// The outcome of a forward scope. All [`Origin`](crate::Origin)s and [`Snapshot`](crate::Snapshot)s of the scope share
 /// it. It has no ending while the scope is open.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct ForwardOutcome {
     /// The number of the scope; 0 for an evaluation.
     scope: u64,
     ending: OnceLock<Ending>,
@@ -28,7 +28,7 @@ pub(crate) enum Ending {
     Left,
 }
 
-impl Outcome {
+impl ForwardOutcome {
     pub(crate) fn of_scope(scope: u64) -> Self {
         Self { scope, ..Self::default() }
     }

@@ -1,9 +1,9 @@
 //! The guards that lend slots. Layers hold a guard by `&mut` and `commit` takes `self`, so layers cannot commit. The guards
 //! implement `Drop`, so opening a second scope before the first is committed does not compile.
 
-use crate::scopes::forward_outcome::{Ending, Outcome};
+use crate::scopes::forward_outcome::{Ending, ForwardOutcome};
 use crate::scopes::open_scope::Scope;
-use crate::scopes::scope_settings::{Frame, Mode};
+use crate::scopes::scope_settings::{Mode, ScopeSettings};
 use crate::{
     AutocastOptions, DelayedWgrad, Direction, Error, Fp8Gemms, GemmAccumulation, Origin, Recipe, Result,
     Scaling, SlotName, Snapshot,
@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[must_use = "a scope updates nothing unless it is committed"]
 pub struct Forward<'a> {
     pub(crate) scaling: &'a mut Scaling,
-    pub(crate) frame: Frame,
+    pub(crate) settings: ScopeSettings,
     pub(crate) mode: Mode,
     /// For the outermost scope of a training step: what its layers allocate is for backward.
     outermost: Option<MemoryKindGuard>,
@@ -108,10 +108,10 @@ impl Scaling {
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.open(Direction::Forward)?;
-        match self.frame(recipe, options, true) {
-            Ok(frame) => Ok(Forward {
+        match self.settings(recipe, options, true) {
+            Ok(settings) => Ok(Forward {
                 scaling: self,
-                frame,
+                settings,
                 mode: Mode::Record,
                 outermost: Some(MemoryKind::Saved.enter()),
             }),
@@ -141,8 +141,8 @@ impl Scaling {
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn eval_with_options(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         self.settle()?;
-        let frame = self.frame(recipe, options, false)?;
-        Ok(Forward { scaling: self, frame, mode: Mode::Evaluate, outermost: None })
+        let settings = self.settings(recipe, options, false)?;
+        Ok(Forward { scaling: self, settings, mode: Mode::Evaluate, outermost: None })
     }
 
     /// Opens a backward scope. It takes no recipe, because each `Saved` knows the recipe of its forward.
@@ -171,7 +171,12 @@ impl Scaling {
         Ok(())
     }
 
-    fn frame(&mut self, recipe: &Recipe, options: &AutocastOptions, records: bool) -> Result<Frame> {
+    fn settings(
+        &mut self,
+        recipe: &Recipe,
+        options: &AutocastOptions,
+        records: bool,
+    ) -> Result<ScopeSettings> {
         let AutocastOptions { enabled, calibrating, compute_dtype, allow_scales_per_rank, .. } = *options;
         if let Some(dtype) = compute_dtype.filter(|dtype| !dtype.is_float()) {
             return Err(Error::Recipe {
@@ -182,20 +187,20 @@ impl Scaling {
             });
         }
         let plan = self.plan_for(recipe, options, records && (enabled || calibrating))?;
-        let frame = Frame {
+        let settings = ScopeSettings {
             plan,
             enabled,
             calibrating,
             compute_dtype,
             allows_scales_per_rank: allow_scales_per_rank,
         };
-        if records && frame.records() {
+        if records && settings.records() {
             if let Some(scope) = &mut self.scope {
                 scope.touch_plan(plan, &self.plans[plan].domains);
             }
-            self.note_lone(frame);
+            self.note_lone(settings);
         }
-        Ok(frame)
+        Ok(settings)
     }
 
     fn touch(&mut self, domains: &[usize]) {
@@ -222,13 +227,13 @@ impl Forward<'_> {
     /// An option of the recipe that is out of range; a pattern of a recipe by name that matches no slot.
     pub fn nested_scope(&mut self, recipe: &Recipe, options: &AutocastOptions) -> Result<Forward<'_>> {
         let mut options = options.clone();
-        let outer = self.scaling.plans[self.frame.plan].group();
+        let outer = self.scaling.plans[self.settings.plan].group();
         options.amax_reduction_group = options.amax_reduction_group.or_else(|| outer.cloned());
-        options.compute_dtype = options.compute_dtype.or(self.frame.compute_dtype);
-        options.allow_scales_per_rank |= self.frame.allows_scales_per_rank;
+        options.compute_dtype = options.compute_dtype.or(self.settings.compute_dtype);
+        options.allow_scales_per_rank |= self.settings.allows_scales_per_rank;
         let records = matches!(self.mode, Mode::Record);
-        let frame = self.scaling.frame(recipe, &options, records)?;
-        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None })
+        let settings = self.scaling.settings(recipe, &options, records)?;
+        Ok(Forward { scaling: self.scaling, settings, mode: self.mode.clone(), outermost: None })
     }
 
     /// Sets the dtype of operations in high precision until the returned guard is dropped.
@@ -244,29 +249,29 @@ impl Forward<'_> {
                 remedy: "expected f32, bf16 or f16",
             });
         }
-        let frame = Frame { compute_dtype: Some(dtype), ..self.frame };
-        Ok(Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None })
+        let settings = ScopeSettings { compute_dtype: Some(dtype), ..self.settings };
+        Ok(Forward { scaling: self.scaling, settings, mode: self.mode.clone(), outermost: None })
     }
 
     /// Runs in high precision until the returned guard is dropped: for layers that never run in FP8, such as a model's head.
     pub fn disabled(&mut self) -> Forward<'_> {
-        let frame = Frame { enabled: false, calibrating: false, ..self.frame };
-        Forward { scaling: self.scaling, frame, mode: self.mode.clone(), outermost: None }
+        let settings = ScopeSettings { enabled: false, calibrating: false, ..self.settings };
+        Forward { scaling: self.scaling, settings, mode: self.mode.clone(), outermost: None }
     }
 
     /// Returns the dtype that layers cast inputs and parameters to in high precision, if the scope sets one.
     pub fn compute_dtype(&self) -> Option<DType> {
-        self.frame.compute_dtype
+        self.settings.compute_dtype
     }
 
     /// Returns which GEMMs of a layer run in FP8 in this scope. `slot` is any slot of the layer.
     pub fn fp8_gemms(&self, slot: &SlotName) -> Fp8Gemms {
-        self.scaling.fp8_gemms(self.frame, slot.layer())
+        self.scaling.fp8_gemms(self.settings, slot.layer())
     }
 
     /// Returns how the FP8 GEMMs of a layer accumulate in this scope. `slot` is any slot of the layer.
     pub fn accumulation(&self, slot: &SlotName) -> GemmAccumulation {
-        self.scaling.plans[self.frame.plan].accumulation(slot.layer())
+        self.scaling.plans[self.settings.plan].accumulation(slot.layer())
     }
 
     /// Returns a handle to the scales and dropout masks of this scope, for a layer that will run its forward again in backward.
@@ -281,7 +286,7 @@ impl Forward<'_> {
             _ => 0,
         };
         let outcome = self.outcome().unwrap_or_default(); // of an evaluation: never filled, and so refused
-        Snapshot { owner: self.scaling.identity.clone(), frame: self.frame, outcome, draws }
+        Snapshot { owner: self.scaling.identity.clone(), settings: self.settings, outcome, draws }
     }
 
     /// Lends a slot for one quantizing operation: `ops::quantize(x, &cx.slot(&self.slots.input)?)`.
@@ -290,17 +295,17 @@ impl Forward<'_> {
     /// A slot that was not registered, one of another layer at the same path, or one of the backward pass.
     pub fn slot(&mut self, name: &SlotName) -> Result<Slot<'_>> {
         let index = self.scaling.index(name, Direction::Forward)?;
-        self.scaling.slot(name, index, self.frame, &self.mode)
+        self.scaling.slot(name, index, self.settings, &self.mode)
     }
 
     /// Returns the origin of a `Saved`. A layer stores it there, and its backward finds the recipe and arena of this scope by
     /// it.
     pub fn origin(&self, slot: &SlotName) -> Origin {
         let (owner, layer) = (self.scaling.identity.clone(), slot.layer().clone());
-        Origin { owner, frame: self.frame, outcome: self.outcome(), layer }
+        Origin { owner, settings: self.settings, outcome: self.outcome(), layer }
     }
 
-    fn outcome(&self) -> Option<Arc<Outcome>> {
+    fn outcome(&self) -> Option<Arc<ForwardOutcome>> {
         match &self.mode {
             Mode::Record => self.scaling.scope.as_ref().map(|scope| scope.outcome.clone()),
             Mode::Replay { outcome, .. } => Some(outcome.clone()),
@@ -385,21 +390,21 @@ impl Backward<'_> {
         }
         let index = self.scaling.index(name, Direction::Backward)?;
         self.scaling.touch(touched);
-        self.scaling.note_lone(origin.frame);
-        if origin.frame.records() {
-            let domains = &self.scaling.plans[origin.frame.plan].domains;
+        self.scaling.note_lone(origin.settings);
+        if origin.settings.records() {
+            let domains = &self.scaling.plans[origin.settings.plan].domains;
             if let Some(scope) = &mut self.scaling.scope {
                 scope.touch(domains);
             }
         }
-        self.scaling.slot(name, index, origin.frame, &Mode::Record)
+        self.scaling.slot(name, index, origin.settings, &Mode::Record)
     }
 
     /// Returns which GEMMs of `origin`'s layer run in FP8 under its recipe: none for an origin that [`slot`](Self::slot)
     /// refuses.
     pub fn fp8_gemms(&self, origin: &Origin) -> Fp8Gemms {
         match origin.touched(&self.scaling.identity) {
-            Ok(_) => self.scaling.fp8_gemms(origin.frame, &origin.layer),
+            Ok(_) => self.scaling.fp8_gemms(origin.settings, &origin.layer),
             Err(_) => Fp8Gemms::NONE,
         }
     }
@@ -408,7 +413,7 @@ impl Backward<'_> {
     /// [`slot`](Self::slot) refuses.
     pub fn accumulation(&self, origin: &Origin) -> GemmAccumulation {
         match origin.touched(&self.scaling.identity) {
-            Ok(_) => self.scaling.plans[origin.frame.plan].accumulation(&origin.layer),
+            Ok(_) => self.scaling.plans[origin.settings.plan].accumulation(&origin.layer),
             Err(_) => GemmAccumulation::default(),
         }
     }
@@ -425,7 +430,7 @@ impl Backward<'_> {
         snapshot.outcome.scales().ok_or(Error::NoSnapshot)?;
         let draws = Arc::new(AtomicU64::new(snapshot.draws));
         let mode = Mode::Replay { outcome: snapshot.outcome.clone(), draws };
-        Ok(Forward { scaling: self.scaling, frame: snapshot.frame, mode, outermost: None })
+        Ok(Forward { scaling: self.scaling, settings: snapshot.settings, mode, outermost: None })
     }
 
     /// Lends the cell in which this scope collects whether gradients overflowed: kernels write 1 into it. The commit replaces
@@ -490,8 +495,8 @@ impl Backward<'_> {
 }
 
 impl Scaling {
-    fn fp8_gemms(&self, frame: Frame, layer: &str) -> Fp8Gemms {
-        if frame.enabled { self.plans[frame.plan].gemms(layer) } else { Fp8Gemms::NONE }
+    fn fp8_gemms(&self, settings: ScopeSettings, layer: &str) -> Fp8Gemms {
+        if settings.enabled { self.plans[settings.plan].gemms(layer) } else { Fp8Gemms::NONE }
     }
 }
 

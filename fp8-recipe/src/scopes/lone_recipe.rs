@@ -1,27 +1,27 @@
 //! Recipes whose scales differ between ranks because their scopes have no group.
 
 use crate::arenas::domain::Domain;
-use crate::scopes::scope_settings::Frame;
+use crate::scopes::scope_settings::ScopeSettings;
 use crate::{Backward, Forward, Scaling};
 use std::sync::Arc;
 
 impl Scaling {
-    /// Returns the name of the frame's recipe if FP8 runs under it, it reduces amaxes, it has no group of more than one rank, and
+    /// Returns the name of the settings' recipe if FP8 runs under it, it reduces amaxes, it has no group of more than one rank, and
     /// the options do not allow that.
-    fn lone_recipe(&self, frame: Frame) -> Option<Arc<str>> {
-        if !frame.enabled || frame.allows_scales_per_rank {
+    fn lone_recipe(&self, settings: ScopeSettings) -> Option<Arc<str>> {
+        if !settings.enabled || settings.allows_scales_per_rank {
             return None;
         }
-        let mut domains = self.plans[frame.plan].domains.iter().map(|&domain| &self.domains[domain]);
+        let mut domains = self.plans[settings.plan].domains.iter().map(|&domain| &self.domains[domain]);
         domains
             .find(|domain| domain.is_lone())
             .map(|domain| domain.label().without_group().to_string().into())
     }
 
-    /// Notes in the open scope that it runs under the frame.
-    pub(crate) fn note_lone(&mut self, frame: Frame) {
+    /// Notes in the open scope that it runs under the settings.
+    pub(crate) fn note_lone(&mut self, settings: ScopeSettings) {
         if self.scope.as_ref().is_some_and(|scope| scope.lone.is_none()) {
-            let lone = self.lone_recipe(frame);
+            let lone = self.lone_recipe(settings);
             self.scope.iter_mut().for_each(|scope| scope.lone.clone_from(&lone));
         }
     }
@@ -52,7 +52,7 @@ impl Forward<'_> {
     /// # Ok::<(), fp8_recipe::Error>(())
     /// ```
     pub fn lone_recipe(&self) -> Option<Arc<str>> {
-        self.scaling.lone_recipe(self.frame)
+        self.scaling.lone_recipe(self.settings)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::Direction;
 use crate::reports::error_squares::{Measured, Squares};
-use crate::scopes::forward_outcome::Outcome;
+use crate::scopes::forward_outcome::ForwardOutcome;
 use crate::weights::weight_cache::Added;
 use fp8_kernels::Cell;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(crate) struct Scope {
     pub(crate) squares: BTreeMap<Measured, Squares>,
     /// The cells that learn at the commit whether gradients overflowed on any rank.
     pub(crate) overflow: Vec<Cell>,
-    pub(crate) outcome: Arc<Outcome>,
+    pub(crate) outcome: Arc<ForwardOutcome>,
     /// The last error in the scope. The other ranks get it if the scope is dropped without commit.
     pub(crate) cause: Option<String>,
     /// A recipe of the scope whose scales differ between ranks.
@@ -48,7 +48,7 @@ impl Scope {
             draws: 0,
             squares: BTreeMap::new(),
             overflow: Vec::new(),
-            outcome: Arc::new(Outcome::of_scope(number)),
+            outcome: Arc::new(ForwardOutcome::of_scope(number)),
             cause: None,
             lone: None,
         }

@@ -1,7 +1,7 @@
 //! Handles by which a backward pass finds its forward scope.
 
-use crate::scopes::forward_outcome::Outcome;
-use crate::scopes::scope_settings::Frame;
+use crate::scopes::forward_outcome::ForwardOutcome;
+use crate::scopes::scope_settings::ScopeSettings;
 use std::sync::Arc;
 
 /// Identifies the forward scope and the layer of a `Saved`, so that backward uses the same recipe, group and arena.
@@ -28,9 +28,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct Origin {
     pub(crate) owner: Arc<()>,
-    pub(crate) frame: Frame,
+    pub(crate) settings: ScopeSettings,
     /// None for an evaluation.
-    pub(crate) outcome: Option<Arc<Outcome>>,
+    pub(crate) outcome: Option<Arc<ForwardOutcome>>,
     pub(crate) layer: Arc<str>,
 }
 
@@ -71,8 +71,8 @@ impl Origin {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub(crate) owner: Arc<()>,
-    pub(crate) frame: Frame,
-    pub(crate) outcome: Arc<Outcome>,
+    pub(crate) settings: ScopeSettings,
+    pub(crate) outcome: Arc<ForwardOutcome>,
     /// The dropout masks that the scope had drawn before.
     pub(crate) draws: u64,
 }

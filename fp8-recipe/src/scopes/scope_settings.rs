@@ -1,13 +1,13 @@
 //! The arguments and the kind of an open scope.
 
-use crate::scopes::forward_outcome::Outcome;
+use crate::scopes::forward_outcome::ForwardOutcome;
 use fp8_kernels::DType;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// The arguments of one scope or nested scope.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Frame {
+pub(crate) struct ScopeSettings {
     /// The recipe and group.
     pub(crate) plan: usize,
     pub(crate) enabled: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Frame {
     pub(crate) allows_scales_per_rank: bool,
 }
 
-impl Frame {
+impl ScopeSettings {
     /// Returns whether amaxes are recorded.
     pub(crate) const fn records(&self) -> bool {
         self.enabled || self.calibrating
@@ -33,7 +33,7 @@ pub(crate) enum Mode {
     Evaluate,
     /// Records nothing and uses the scales of a snapshot.
     Replay {
-        outcome: Arc<Outcome>,
+        outcome: Arc<ForwardOutcome>,
         /// The number of the next dropout mask.
         draws: Arc<AtomicU64>,
     },

@@ -1,7 +1,7 @@
 //! The state that is saved: histories, scales and update counts, by name.
 
 use crate::recipes::delayed_scaling::MAX_HISTORY_LEN;
-use crate::state::state_terms::{Rows, Terms};
+use crate::state::state_terms::{SavedRows, StateTerms};
 use crate::{Direction, DropoutProgress, RecipeLabel, StateDigest, WeightState};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ impl ArenaState {
     /// Returns the label that reports show for its recipe and group.
     pub(crate) fn label(&self) -> RecipeLabel {
         let group = self.group.as_deref();
-        match Terms::parse(&self.recipe) {
-            Some(Terms { rows: Rows::Custom, .. }) => RecipeLabel::new(&self.recipe, group),
+        match StateTerms::parse(&self.recipe) {
+            Some(StateTerms { rows: SavedRows::Custom, .. }) => RecipeLabel::new(&self.recipe, group),
             _ => {
                 let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
                 RecipeLabel::new(&key, group)
@@ -138,12 +138,12 @@ impl ArenaState {
                 "scale: {scale:e} for `{name}`: expected -1 (not calibrated) or a finite number of at least 2^-126"
             ));
         }
-        let rows = Terms::parse(&self.recipe).map(|terms| terms.rows);
+        let rows = StateTerms::parse(&self.recipe).map(|terms| terms.rows);
         for row in &self.amax_history {
             if let Some((name, value)) = names.iter().zip(row).find(|(_, value)| !is_valid(rows, **value)) {
                 let expected = match rows {
-                    Some(Rows::Custom) => "a finite number",
-                    Some(Rows::Amaxes { record_non_finite: true }) => {
+                    Some(SavedRows::Custom) => "a finite number",
+                    Some(SavedRows::Amaxes { record_non_finite: true }) => {
                         "a finite number of at least 0 or infinity"
                     }
                     _ => "a finite number of at least 0",
@@ -193,15 +193,15 @@ impl ArenaState {
     /// Returns whether all ranks of a group must have the same arena: it has been updated with reduced amaxes. An arena that
     /// was never updated has no state of its own, because it starts again whenever the others change.
     pub(crate) fn is_common(&self) -> bool {
-        self.updates > 0 && Terms::parse(&self.recipe).is_none_or(|terms| terms.reduce_amax)
+        self.updates > 0 && StateTerms::parse(&self.recipe).is_none_or(|terms| terms.reduce_amax)
     }
 }
 
 /// Returns whether saved rows may contain a value. NaN is refused under every recipe: quantizing leaves it out of the amax.
-fn is_valid(rows: Option<Rows>, value: f32) -> bool {
+fn is_valid(rows: Option<SavedRows>, value: f32) -> bool {
     match rows {
-        Some(Rows::Custom) => value.is_finite(),
-        Some(Rows::Amaxes { record_non_finite: true }) if value == f32::INFINITY => true,
+        Some(SavedRows::Custom) => value.is_finite(),
+        Some(SavedRows::Amaxes { record_non_finite: true }) if value == f32::INFINITY => true,
         _ => value.is_finite() && !value.is_sign_negative(),
     }
 }

@@ -30,9 +30,9 @@ use crate::names::by_direction::ByDirection;
 use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::policy::Update;
 use crate::scopes::open_scope::Awaiting;
-use crate::state::pending_arena::Saved;
+use crate::state::pending_arena::PendingArena;
 use crate::state::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
-use crate::state::state_terms::Rows;
+use crate::state::state_terms::SavedRows;
 use crate::{ArenaState, Direction, RecipeLabel, Result, Scaling, WeightState};
 use fp8_kernels::UNSET;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl Held<'_> {
 
 impl Start {
     /// Continues a saved arena of the same recipe. `newest` are the slots' last updates under all recipes.
-    fn own(domain: &Domain, saved: &Saved, newest: &[u64]) -> Self {
+    fn own(domain: &Domain, saved: &PendingArena, newest: &[u64]) -> Self {
         let ArenaState { direction, updates, slots, scale, amax_history, last_updates, .. } = &saved.arena;
         let (recipe, from) = (domain.label(), saved.arena.label());
         let loaded = |slot: &Arc<str>| LoadedSlot {
@@ -246,9 +246,9 @@ impl Scaling {
     /// time since then and by what they took over from other recipes. Arenas that were created before anything had run are
     /// not listed.
     pub fn state_report(&self) -> StateReport {
-        let has_past = |saved: &&Saved| saved.arena.last_updates.iter().any(|&last| last > 0);
+        let has_past = |saved: &&PendingArena| saved.arena.last_updates.iter().any(|&last| last > 0);
         let unused = self.pending.iter().filter(|saved| !saved.is_source).filter(has_past);
-        let unused = unused.map(Saved::unused).collect();
+        let unused = unused.map(PendingArena::unused).collect();
         StateReport { unused, ..self.report.clone() }
     }
 
@@ -304,7 +304,7 @@ impl Scaling {
     }
 
     /// Replaces the state of all domains by `saved`. Saved arenas that no domain continues are kept for other recipes.
-    pub(crate) fn restart(&mut self, mut saved: Vec<Saved>) -> Result<()> {
+    pub(crate) fn restart(&mut self, mut saved: Vec<PendingArena>) -> Result<()> {
         // The first pass assigns each saved arena to its own domain, the second to one with another group.
         let mut owners = vec![ByDirection::<Option<usize>>::default(); self.domains.len()];
         let mut is_free = vec![true; saved.len()];
@@ -316,7 +316,7 @@ impl Scaling {
                         continue;
                     }
                     let free: Vec<usize> = (0..saved.len()).filter(|&position| is_free[position]).collect();
-                    let left: Vec<&Saved> = free.iter().map(|&position| &saved[position]).collect();
+                    let left: Vec<&PendingArena> = free.iter().map(|&position| &saved[position]).collect();
                     let found = self.own_state_of(index, direction, !is_exact, &left);
                     *own = found.map(|found| free[found]);
                     if let Some(position) = *own {
@@ -416,7 +416,13 @@ impl Scaling {
             .any(|direction| self.own_state(index, direction, false, &self.pending).is_some())
     }
 
-    fn own_state(&self, index: usize, direction: Direction, records: bool, saved: &[Saved]) -> Option<usize> {
+    fn own_state(
+        &self,
+        index: usize,
+        direction: Direction,
+        records: bool,
+        saved: &[PendingArena],
+    ) -> Option<usize> {
         self.own_state_of(index, direction, records, &saved.iter().collect::<Vec<_>>())
     }
 
@@ -429,7 +435,7 @@ impl Scaling {
         index: usize,
         direction: Direction,
         records: bool,
-        saved: &[&Saved],
+        saved: &[&PendingArena],
     ) -> Option<usize> {
         let domain = &self.domains[index];
         let rows = domain.policy.state()?.arena_options().history_len - 1;
@@ -447,7 +453,7 @@ impl Scaling {
     }
 
     /// Returns the last update of each slot among the saved arenas and, if `live`, the existing ones.
-    fn newest_updates(&self, direction: Direction, saved: &[Saved], live: bool) -> Result<Vec<u64>> {
+    fn newest_updates(&self, direction: Direction, saved: &[PendingArena], live: bool) -> Result<Vec<u64>> {
         let mut newest = vec![0; self.names[direction].len()];
         let mut merge = |last_updates: &[u64]| {
             newest.iter_mut().zip(last_updates).for_each(|(newest, &last)| *newest = last.max(*newest));
@@ -470,7 +476,7 @@ impl Scaling {
         index: usize,
         direction: Direction,
         own: Option<usize>,
-        saved: &[Saved],
+        saved: &[PendingArena],
         live: bool,
     ) -> Result<Start> {
         let domain = &self.domains[index];
@@ -519,8 +525,8 @@ impl Scaling {
                     recipe: saved.arena.recipe.clone(),
                     label: saved.arena.label(),
                     rows: match saved.terms.rows {
-                        Rows::Amaxes { .. } => saved.arena.amax_history.len(),
-                        Rows::Custom => 1,
+                        SavedRows::Amaxes { .. } => saved.arena.amax_history.len(),
+                        SavedRows::Custom => 1,
                     },
                     last_updates: saved.arena.last_updates.clone(),
                     held: Held::Saved(position, &saved.arena),

@@ -1,24 +1,24 @@
 //! Loaded state that no recipe has used yet.
 
-use crate::state::state_terms::Terms;
+use crate::state::state_terms::StateTerms;
 use crate::{ArenaState, UnusedArena, WeightState};
 use std::sync::Arc;
 
 /// A loaded arena that no recipe has used yet.
 #[derive(Debug, Clone)]
-pub(crate) struct Saved {
+pub(crate) struct PendingArena {
     /// With all slots of the model.
     pub(crate) arena: ArenaState,
     /// The slots that it was saved with.
     pub(crate) slots: Vec<Arc<str>>,
-    pub(crate) terms: Terms,
+    pub(crate) terms: StateTerms,
     /// Whether a slot of another recipe started from it.
     pub(crate) is_source: bool,
 }
 
-impl Saved {
+impl PendingArena {
     /// `names` are the slots of the model.
-    pub(crate) fn new(arena: &ArenaState, terms: Terms, names: &[Arc<str>]) -> Self {
+    pub(crate) fn new(arena: &ArenaState, terms: StateTerms, names: &[Arc<str>]) -> Self {
         Self { arena: arena.with_slots(names), slots: arena.slots.clone(), terms, is_source: false }
     }
 

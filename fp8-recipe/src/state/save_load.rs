@@ -1,8 +1,8 @@
 //! Saves and loads the state of a `Scaling`. Checkpoints store it; resuming from it is exact.
 
 use crate::arenas::domain::Domain;
-use crate::state::pending_arena::Saved;
-use crate::state::state_terms::Terms;
+use crate::state::pending_arena::PendingArena;
+use crate::state::state_terms::StateTerms;
 use crate::weights::weight_cache::Record;
 use crate::{
     ArenaState, Direction, Error, Result, Scaling, ScalingState, SlotUse, StateReport, WeightState,
@@ -29,7 +29,7 @@ impl Scaling {
                 state.arenas.push(arena);
             }
         }
-        for mut arena in self.pending.iter().map(Saved::as_saved) {
+        for mut arena in self.pending.iter().map(PendingArena::as_saved) {
             arena.awaits_backward &= !self.awaiting.is_answered();
             state.arenas.push(arena);
         }
@@ -78,13 +78,13 @@ impl Scaling {
             if state.arenas[..position].iter().any(is_same) {
                 return refused("recipe: it occurs twice with the same group and history length".to_owned());
             }
-            let Some(terms) = Terms::parse(&arena.recipe) else {
+            let Some(terms) = StateTerms::parse(&arena.recipe) else {
                 return refused(
                     "recipe: expected the options of a recipe with state, as `state` writes them".to_owned(),
                 );
             };
             let arena = arena.with_last_updates(position as u64 + 1);
-            saved.push(Saved::new(&arena, terms, &self.names[arena.direction]));
+            saved.push(PendingArena::new(&arena, terms, &self.names[arena.direction]));
         }
         self.settle()?;
         self.restart(saved)?;

@@ -1,7 +1,7 @@
 //! The arenas of a saved state, with the slots of a model or of a recipe.
 
 use crate::ArenaState;
-use crate::state::state_terms::Terms;
+use crate::state::state_terms::StateTerms;
 use fp8_kernels::UNSET;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl ArenaState {
     /// Returns the scale of a slot that never ran.
     pub(crate) fn first_scale(&self) -> f32 {
         // Transformer Engine's first-step rule starts with scale 1.
-        let calibrates = Terms::parse(&self.recipe).is_none_or(|terms| terms.calibrate_first_step);
+        let calibrates = StateTerms::parse(&self.recipe).is_none_or(|terms| terms.calibrate_first_step);
         if calibrates { UNSET } else { 1.0 }
     }
 }

@@ -81,9 +81,9 @@ impl Forward<'_> {
         weight: &Tensor,
     ) -> Result<Operand> {
         let slot = self.scaling.index(name, Direction::Forward)?;
-        let domain = self.scaling.plans[self.frame.plan].domain(Direction::Forward, slot);
-        let Some(domain) = domain.filter(|_| self.frame.enabled) else {
-            return Ok(ops::quantize(weight, &self.scaling.slot(name, slot, self.frame, &self.mode)?)?);
+        let domain = self.scaling.plans[self.settings.plan].domain(Direction::Forward, slot);
+        let Some(domain) = domain.filter(|_| self.settings.enabled) else {
+            return Ok(ops::quantize(weight, &self.scaling.slot(name, slot, self.settings, &self.mode)?)?);
         };
         let capture = weight.device().capture_number();
         let is_determined = self.scaling.domains[domain].is_determined(slot);
@@ -97,7 +97,7 @@ impl Forward<'_> {
             }
         };
         let is_settled = self.scaling.domains[domain].settles_at_once(slot);
-        let own = self.scaling.slot(name, slot, self.frame, &self.mode)?;
+        let own = self.scaling.slot(name, slot, self.settings, &self.mode)?;
         let (lent, basis) = match &found {
             Found::Copy(operand) => return Ok(operand.clone()),
             Found::New => (own, None),

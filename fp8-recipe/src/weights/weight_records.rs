@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 
 /// The records that the commit of a scope makes, grouped by domain.
 #[derive(Debug, Default)]
-pub(crate) struct Records {
+pub(crate) struct WeightRecords {
     by_domain: BTreeMap<usize, Pending>,
 }
 
@@ -21,7 +21,7 @@ struct Pending {
     step_scales: Option<Vec<Cell>>,
 }
 
-impl Records {
+impl WeightRecords {
     /// Allocates the records of the weights that a scope has added, before its commit updates the scales.
     pub(crate) fn before_update(domains: &[Domain], added: &[Added]) -> Result<Self> {
         let mut by_domain = BTreeMap::new();
