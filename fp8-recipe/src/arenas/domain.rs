@@ -193,6 +193,12 @@ impl Domain {
         self.group.as_ref().filter(|group| reduces && group.world_size() > 1)
     }
 
+    /// Returns whether the recipe reduces amaxes but has no other ranks to reduce them with.
+    pub(crate) fn is_lone(&self) -> bool {
+        let reduces = self.policy.state().is_some_and(|state| state.reduce_amax());
+        reduces && self.group().is_none_or(|group| group.world_size() <= 1)
+    }
+
     /// Replaces row 0 by its maximum over the ranks.
     pub(crate) fn reduce(&mut self, direction: Direction, names: &[Arc<str>]) -> Result<()> {
         let (Some(group), Some(arenas)) = (self.reducing_group(), &self.arenas) else { return Ok(()) };

@@ -87,9 +87,9 @@ impl Scaling {
     /// As [`autocast`](Self::autocast).
     pub fn explain(&self, recipe: &Recipe) -> Result<Explanation> {
         recipe.validate()?;
-        let assignment = Assignment::new(&recipe.choice(), &self.slots)?;
+        let assignment = Assignment::new(&recipe.choice(), self.model_slots().all())?;
         let mut layers: BTreeMap<Arc<str>, (Vec<ExplainedSlot>, Vec<Operand<'_>>)> = BTreeMap::new();
-        for (direction, slots) in self.slots.each_ref() {
+        for (direction, slots) in self.model_slots().all().each_ref() {
             for (index, slot) in slots.iter().enumerate() {
                 let (policy, pattern) = match &assignment {
                     Assignment::All(policy) => (policy.as_ref(), None),
@@ -124,7 +124,7 @@ impl Scaling {
         let layers = layers.into_iter().map(|(path, (mut slots, operands))| {
             slots.sort_by_key(|slot| slot.role);
             let gemms = of_operands(assignment.gemms(&path), &operands);
-            let emulated = emulated(&self.device, gemms, &operands);
+            let emulated = emulated(self.device(), gemms, &operands);
             ExplainedLayer { gemms, path, slots, emulated }
         });
         let shadowed = match &assignment {

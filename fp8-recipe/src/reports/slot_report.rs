@@ -107,13 +107,13 @@ impl Scaling {
     /// The device failed; none on the CPU.
     pub fn slot_reports(&self) -> Result<Vec<SlotReport>> {
         let mut reports = Vec::new();
-        for (position, domain) in self.domains.iter().enumerate() {
+        for (position, domain) in self.domains().iter().enumerate() {
             let Some(arenas) = &domain.arenas else { continue };
             for (direction, arena) in arenas.each_ref() {
                 let (arena, used) = (arena.own(), domain.used[direction].clone());
                 let amaxes = arena.newest_all()?.into_iter().zip(arena.scales()?);
                 let counts = arena.counters_all()?.into_iter().zip(arena.skipped_non_finite_all()?);
-                let slots = used.clone().zip(&self.slots[direction][used]);
+                let slots = used.clone().zip(&self.model_slots().all()[direction][used]);
                 for ((index, slot), ((amax, scale), (counters, non_finite))) in slots.zip(amaxes.zip(counts))
                 {
                     let role = slot.role();
@@ -132,7 +132,7 @@ impl Scaling {
                         nan: counters.nan,
                         non_finite,
                         stays_in_high_precision: domain.leaves_high(slot),
-                        sqnr: self.sqnr.get(&(position, direction, index)).copied(),
+                        sqnr: self.sqnr().of((position, direction, index)),
                     });
                 }
             }
@@ -151,9 +151,9 @@ impl Scaling {
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn reset_counters(&mut self) -> Result<()> {
-        let arenas = self.domains.iter().filter_map(|domain| domain.arenas.as_ref());
+        self.counting_mut().count_reset();
+        let arenas = self.domains().iter().filter_map(|domain| domain.arenas.as_ref());
         let mut arenas = arenas.flat_map(ByDirection::each_ref);
-        self.counter_resets += 1;
         Ok(arenas.try_for_each(|(_, arena)| arena.own().reset_counters())?)
     }
 }

@@ -117,8 +117,8 @@ impl SlotTrace {
     /// The device failed; none on the CPU.
     pub fn record(&mut self, step: u64, scaling: &Scaling) -> Result<()> {
         let reports = scaling.slot_reports()?;
-        if self.resets != scaling.counter_resets {
-            self.resets = scaling.counter_resets;
+        if self.resets != scaling.counting().resets() {
+            self.resets = scaling.counting().resets();
             self.series.iter_mut().for_each(|series| series.seen = Counts::default());
         }
         for report in reports {
@@ -251,13 +251,13 @@ impl SlotTrace {
 impl Scaling {
     /// Returns the largest value of the slots of a pass under a recipe that has been used.
     fn fp8_max(&self, recipe: &RecipeLabel, direction: Direction) -> f32 {
-        let domain = self.domains.iter().find(|domain| domain.label() == *recipe);
+        let domain = self.domains().iter().find(|domain| domain.label() == *recipe);
         domain.map_or(f32::NAN, |domain| domain.encodings[direction].max())
     }
 
     /// Returns where the scales of a slot come from.
     fn scale_source(&self, report: &SlotReport) -> ScaleSource {
-        let mut domains = self.domains.iter().filter(|domain| domain.label() == report.recipe);
+        let mut domains = self.domains().iter().filter(|domain| domain.label() == report.recipe);
         domains.next().map_or(ScaleSource::Past, |domain| domain.scale_source(report.role))
     }
 }

@@ -18,13 +18,13 @@ impl Scaling {
     /// # Errors
     /// A step that is being recorded; a device that failed. None on the CPU.
     pub fn set_dropout_seed(&mut self, seed: u64) -> Result<()> {
-        let scopes = self.randomness.progress()?.unwrap_or_default().scopes;
-        self.randomness.set(DropoutProgress { seed, scopes })
+        let scopes = self.randomness().progress()?.unwrap_or_default().scopes;
+        self.randomness_mut().set(DropoutProgress { seed, scopes })
     }
 
     /// Returns the seed of dropout.
     pub const fn dropout_seed(&self) -> u64 {
-        self.randomness.seed()
+        self.randomness().seed()
     }
 }
 
@@ -50,15 +50,7 @@ impl Forward<'_> {
                 let draw = outcome.draw().ok_or(Error::NoSnapshot)?;
                 Ok(Some(draw.mask(draws.fetch_add(1, Relaxed))))
             }
-            Mode::Record => {
-                let Some(scope) = &mut self.scaling.scope else { return Ok(None) };
-                if scope.outcome.draw().is_none() {
-                    scope.outcome.set_draw(self.scaling.randomness.draw(&self.scaling.device)?);
-                }
-                let number = scope.draws;
-                scope.draws += 1;
-                Ok(scope.outcome.draw().map(|draw| draw.mask(number)))
-            }
+            Mode::Record => self.scaling.draw_dropout(),
         }
     }
 }

@@ -1,39 +1,7 @@
 //! Recipes whose scales differ between ranks because their scopes have no group.
 
-use crate::arenas::domain::Domain;
-use crate::scopes::scope_settings::ScopeSettings;
-use crate::{Backward, Forward, Scaling};
+use crate::{Backward, Forward};
 use std::sync::Arc;
-
-impl Scaling {
-    /// Returns the name of the settings' recipe if FP8 runs under it, it reduces amaxes, it has no group of more than one rank, and
-    /// the options do not allow that.
-    fn lone_recipe(&self, settings: ScopeSettings) -> Option<Arc<str>> {
-        if !settings.enabled || settings.allows_scales_per_rank {
-            return None;
-        }
-        let mut domains = self.plans[settings.plan].domains.iter().map(|&domain| &self.domains[domain]);
-        domains
-            .find(|domain| domain.is_lone())
-            .map(|domain| domain.label().without_group().to_string().into())
-    }
-
-    /// Notes in the open scope that it runs under the settings.
-    pub(crate) fn note_lone(&mut self, settings: ScopeSettings) {
-        if self.scope.as_ref().is_some_and(|scope| scope.lone.is_none()) {
-            let lone = self.lone_recipe(settings);
-            self.scope.iter_mut().for_each(|scope| scope.lone.clone_from(&lone));
-        }
-    }
-}
-
-impl Domain {
-    /// Returns whether the recipe reduces amaxes but has no other ranks to reduce them with.
-    fn is_lone(&self) -> bool {
-        let reduces = self.policy.state().is_some_and(|state| state.reduce_amax());
-        reduces && self.group().is_none_or(|group| group.world_size() <= 1)
-    }
-}
 
 impl Forward<'_> {
     /// Returns the name of the recipe if its scales differ between ranks: see [`Backward::lone_recipe`].
@@ -80,6 +48,6 @@ impl Backward<'_> {
     /// # Ok::<(), fp8_recipe::Error>(())
     /// ```
     pub fn lone_recipe(&self) -> Option<Arc<str>> {
-        self.scaling.scope.as_ref()?.lone.clone()
+        self.scaling.scopes().current()?.lone.clone()
     }
 }

@@ -59,6 +59,11 @@ impl Scope {
         self.outcome.scope()
     }
 
+    /// Returns whether it collects if gradients overflow.
+    pub(crate) fn watches_overflow(&self) -> bool {
+        !self.overflow.is_empty()
+    }
+
     pub(crate) fn touch(&mut self, domains: &[usize]) {
         touch(&mut self.touched, domains);
     }

@@ -1,6 +1,7 @@
 //! The arguments and the kind of an open scope.
 
 use crate::scopes::forward_outcome::ForwardOutcome;
+use crate::{Error, Result};
 use fp8_kernels::DType;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -37,4 +38,13 @@ pub(crate) enum Mode {
         /// The number of the next dropout mask.
         draws: Arc<AtomicU64>,
     },
+}
+
+/// Refuses a dtype of operations in high precision that is not a float.
+pub(crate) fn check_compute_dtype(dtype: DType) -> Result<()> {
+    if dtype.is_float() {
+        return Ok(());
+    }
+    let (value, remedy) = (dtype.to_string(), "expected f32, bf16 or f16");
+    Err(Error::Recipe { recipe: "autocast", option: "compute_dtype", value, remedy })
 }

@@ -1,5 +1,6 @@
 //! Weights, quantized once for each version and recipe.
 
+use crate::scopes::open_scope::Scope;
 use crate::scopes::scope_settings::Mode;
 use crate::weights::weight_cache::{Basis, Found, Wanted};
 use crate::{Direction, Forward, Result, SlotName, WeightVersion};
@@ -80,29 +81,31 @@ impl Forward<'_> {
         is_constant: bool,
         weight: &Tensor,
     ) -> Result<Operand> {
-        let slot = self.scaling.index(name, Direction::Forward)?;
-        let domain = self.scaling.plans[self.settings.plan].domain(Direction::Forward, slot);
+        let slot = self.scaling.model_slots().index(name, Direction::Forward)?;
+        let domain = self.scaling.domains().plan(self.settings.plan).domain(Direction::Forward, slot);
         let Some(domain) = domain.filter(|_| self.settings.enabled) else {
-            return Ok(ops::quantize(weight, &self.scaling.slot(name, slot, self.settings, &self.mode)?)?);
+            return Ok(ops::quantize(weight, &self.scaling.lend(name, slot, self.settings, &self.mode)?)?);
         };
         let capture = weight.device().capture_number();
-        let is_determined = self.scaling.domains[domain].is_determined(slot);
+        let is_determined = self.scaling.domains()[domain].is_determined(slot);
         let wanted = Wanted { slot, domain, version, of, capture, is_constant, is_determined };
-        let live = self.scaling.domains[domain].updates(Direction::Forward);
+        let live = self.scaling.domains()[domain].updates(Direction::Forward);
         let found = match &self.mode {
-            Mode::Record => self.scaling.weights.for_training(&wanted),
-            Mode::Evaluate => self.scaling.weights.for_evaluation(&wanted, live),
-            Mode::Replay { outcome, .. } => {
-                self.scaling.weights.for_replay(&wanted, outcome.scope()).map_or(Found::New, Found::Copy)
-            }
+            Mode::Record => self.scaling.weights_mut().for_training(&wanted),
+            Mode::Evaluate => self.scaling.weights_mut().for_evaluation(&wanted, live),
+            Mode::Replay { outcome, .. } => self
+                .scaling
+                .weights_mut()
+                .for_replay(&wanted, outcome.scope())
+                .map_or(Found::New, Found::Copy),
         };
-        let is_settled = self.scaling.domains[domain].settles_at_once(slot);
-        let own = self.scaling.slot(name, slot, self.settings, &self.mode)?;
+        let is_settled = self.scaling.domains()[domain].settles_at_once(slot);
+        let own = self.scaling.lend(name, slot, self.settings, &self.mode)?;
         let (lent, basis) = match &found {
             Found::Copy(operand) => return Ok(operand.clone()),
             Found::New => (own, None),
             Found::Again(cell, basis) => {
-                let first = self.scaling.domains[domain].rule_again(name.role());
+                let first = self.scaling.domains()[domain].rule_again(name.role());
                 let scale = Scale::Cell { cell, first, keep: false };
                 (Slot { scale, amax: None, counters: None, ..own }, Some(*basis))
             }
@@ -115,19 +118,22 @@ impl Forward<'_> {
         let operand = ops::quantize(weight, &lent)?;
         drop(kind);
         let copy = operand.clone();
-        let Some(scope) = self.scaling.scope.as_mut() else {
+        let Some(scope) = self.scaling.scopes().current().map(Scope::number) else {
             if matches!(self.mode, Mode::Evaluate) {
-                self.scaling.weights.insert_evaluation(&wanted, copy, basis.unwrap_or(Basis::Live(live)));
+                let basis = basis.unwrap_or(Basis::Live(live));
+                self.scaling.weights_mut().insert_evaluation(&wanted, copy, basis);
             }
             return Ok(operand);
         };
         match (&self.mode, basis) {
             (Mode::Record, None) => {
-                let added = self.scaling.weights.insert(&wanted, copy, is_settled, scope.number());
-                scope.cached.push(added);
+                let added = self.scaling.weights_mut().insert(&wanted, copy, is_settled, scope);
+                if let Some(scope) = self.scaling.scopes_mut().current_mut() {
+                    scope.cached.push(added);
+                }
             }
             (Mode::Record, Some(basis)) => {
-                self.scaling.weights.insert_again(&wanted, copy, basis, scope.number());
+                self.scaling.weights_mut().insert_again(&wanted, copy, basis, scope);
             }
             (Mode::Evaluate | Mode::Replay { .. }, _) => {}
         }

@@ -16,7 +16,7 @@
 
 use crate::weights::weight_state::Bound;
 use crate::{WeightState, WeightVersion};
-use fp8_kernels::{Cell, Operand, Result};
+use fp8_kernels::{Cell, Device, Operand, Result, UNSET};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -29,6 +29,8 @@ pub(crate) struct WeightCache {
     by_slot: HashMap<usize, Vec<Weight>>,
     /// The scales that recorded steps read, which loading a state replaces in place.
     captured: Vec<Captured>,
+    /// Loaded records whose weights are not known yet, with their domains.
+    unbound: Vec<(usize, WeightState)>,
     uses: u64,
 }
 
@@ -189,6 +191,7 @@ impl WeightCache {
 
     pub(crate) fn clear(&mut self) {
         self.by_slot.clear();
+        self.unbound.clear();
     }
 
     /// Returns the number of uses of copies so far, from which [`trim`](Self::trim) later knows what was used since.
@@ -412,8 +415,46 @@ impl WeightCache {
         Ok(states)
     }
 
+    /// Tells which weights the loaded records describe, and adds those that are known now.
+    pub(crate) fn bind(
+        &mut self,
+        version: &mut dyn FnMut(&str) -> Option<Arc<WeightVersion>>,
+        slot: impl Fn(&str) -> Option<usize>,
+        device: &Device,
+    ) -> Result<()> {
+        let mut unbound = std::mem::take(&mut self.unbound);
+        for (_, weight) in &mut unbound {
+            if let Some(version) = version(&weight.slot) {
+                weight.bind(&version);
+            }
+        }
+        self.restore_all(unbound, slot, device)
+    }
+
+    /// Adds records of loaded weights, each with its domain; those that are not bound wait. `slot` returns the index of a slot.
+    pub(crate) fn restore_all(
+        &mut self,
+        weights: Vec<(usize, WeightState)>,
+        slot: impl Fn(&str) -> Option<usize>,
+        device: &Device,
+    ) -> Result<()> {
+        let (bound, unbound): (Vec<_>, Vec<_>) =
+            weights.into_iter().partition(|(_, weight)| weight.is_bound());
+        self.unbound.extend(unbound);
+        let scales = bound.iter().map(|(_, weight)| weight.scale);
+        let step_scales = bound.iter().map(|(_, weight)| weight.step_scale.unwrap_or(UNSET));
+        let cells = Cell::block(&scales.chain(step_scales).collect::<Vec<_>>(), device)?;
+        let (scales, step_scales) = cells.split_at(bound.len());
+        for (((domain, weight), scale), step_scale) in bound.iter().zip(scales).zip(step_scales) {
+            let Some(slot) = slot(&weight.slot) else { continue };
+            let step_scale = weight.step_scale.map(|_| step_scale.clone());
+            self.restore(slot, *domain, weight, Record { scale: scale.clone(), step_scale });
+        }
+        Ok(())
+    }
+
     /// Adds a record that was loaded.
-    pub(crate) fn restore(&mut self, slot: usize, domain: usize, state: &WeightState, record: Record) {
+    fn restore(&mut self, slot: usize, domain: usize, state: &WeightState, record: Record) {
         let Some(Bound { version, steps, of }) = &state.bound else { return };
         let weights = self.by_slot.entry(slot).or_default();
         weights.push(Weight {

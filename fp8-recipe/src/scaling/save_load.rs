@@ -3,12 +3,9 @@
 use crate::arenas::domain::Domain;
 use crate::state::pending_arena::PendingArena;
 use crate::state::state_terms::StateTerms;
-use crate::weights::weight_cache::Record;
 use crate::{
-    ArenaState, Direction, Error, Result, Scaling, ScalingState, SlotUse, StateReport, WeightState,
-    WeightVersion,
+    ArenaState, Direction, Error, Result, Scaling, ScalingState, SlotUse, StateReport, WeightVersion,
 };
-use fp8_kernels::{Cell, UNSET};
 use std::sync::Arc;
 
 impl Scaling {
@@ -20,17 +17,17 @@ impl Scaling {
         let mut state = ScalingState::default();
         for (index, domain) in self.domains.iter().enumerate() {
             for direction in Direction::ALL {
-                let names = &self.names[direction];
+                let names = self.slots.names(direction);
                 let Some(mut arena) = domain.arena_state(direction, names)? else { continue };
                 match direction {
                     Direction::Forward => arena.weights = self.weights.state(index, names)?,
-                    Direction::Backward => arena.awaits_backward = self.awaiting.includes(index),
+                    Direction::Backward => arena.awaits_backward = self.scopes.awaiting().includes(index),
                 }
                 state.arenas.push(arena);
             }
         }
-        for mut arena in self.pending.iter().map(PendingArena::as_saved) {
-            arena.awaits_backward &= !self.awaiting.is_answered();
+        for mut arena in self.inherited.pending().iter().map(PendingArena::as_saved) {
+            arena.awaits_backward &= !self.scopes.awaiting().is_answered();
             state.arenas.push(arena);
         }
         state.dropout = self.randomness.progress()?;
@@ -84,7 +81,7 @@ impl Scaling {
                 );
             };
             let arena = arena.with_last_updates(position as u64 + 1);
-            saved.push(PendingArena::new(&arena, terms, &self.names[arena.direction]));
+            saved.push(PendingArena::new(&arena, terms, self.slots.names(arena.direction)));
         }
         self.settle()?;
         self.restart(saved)?;
@@ -92,7 +89,7 @@ impl Scaling {
             self.randomness.set(dropout)?;
         }
         self.domains.iter_mut().for_each(Domain::forget_agreement);
-        Ok(self.state_report())
+        Ok(self.inherited.report())
     }
 
     /// Tells which weights the loaded state describes. `version` returns the version of the weight with this slot, whose value
@@ -133,48 +130,25 @@ impl Scaling {
         &mut self,
         version: &mut dyn FnMut(&str) -> Option<Arc<WeightVersion>>,
     ) -> Result<()> {
-        for weight in self.pending.iter_mut().flat_map(|saved| &mut saved.arena.weights) {
+        for weight in self.inherited.pending_mut().iter_mut().flat_map(|saved| &mut saved.arena.weights) {
             if let Some(version) = version(&weight.slot) {
                 weight.bind(&version);
             }
         }
-        let mut unbound = std::mem::take(&mut self.unbound);
-        for (_, weight) in &mut unbound {
-            if let Some(version) = version(&weight.slot) {
-                weight.bind(&version);
-            }
-        }
-        self.restore_weights(unbound)
-    }
-
-    /// Adds records of loaded weights to the cache; those that are not bound wait.
-    pub(crate) fn restore_weights(&mut self, weights: Vec<(usize, WeightState)>) -> Result<()> {
-        let (bound, unbound): (Vec<_>, Vec<_>) =
-            weights.into_iter().partition(|(_, weight)| weight.is_bound());
-        self.unbound.extend(unbound);
-        let scales = bound.iter().map(|(_, weight)| weight.scale);
-        let step_scales = bound.iter().map(|(_, weight)| weight.step_scale.unwrap_or(UNSET));
-        let cells = Cell::block(&scales.chain(step_scales).collect::<Vec<_>>(), &self.device)?;
-        let (scales, step_scales) = cells.split_at(bound.len());
-        for (((domain, weight), scale), step_scale) in bound.iter().zip(scales).zip(step_scales) {
-            let Some(&slot) = self.indices.get(&weight.slot) else { continue };
-            let step_scale = weight.step_scale.map(|_| step_scale.clone());
-            self.weights.restore(slot, *domain, weight, Record { scale: scale.clone(), step_scale });
-        }
-        Ok(())
+        Ok(self.weights.bind(version, |slot| self.slots.position(slot), &self.device)?)
     }
 
     /// Returns whether the model has a slot that all recipes use.
     fn always_has(&self, direction: Direction, name: &str) -> bool {
-        let slot = self.slot_at(name).filter(|slot| slot.direction() == direction);
+        let slot = self.slots.by_name(name).filter(|slot| slot.direction() == direction);
         slot.is_some_and(|slot| slot.used_by() == SlotUse::Always)
     }
 
     /// Returns the slots that a saved arena must have: those that all recipes use, and of the others those that it has.
     fn expected_slots(&self, arena: &ArenaState) -> Vec<Arc<str>> {
-        let always = self.slot_names(arena.direction);
+        let always = self.slots.always_used(arena.direction);
         let is_optional = |name: &&Arc<str>| {
-            let slot = self.slot_at(name).filter(|slot| slot.direction() == arena.direction);
+            let slot = self.slots.by_name(name).filter(|slot| slot.direction() == arena.direction);
             slot.is_some_and(|slot| slot.used_by() != SlotUse::Always)
         };
         let mut expected: Vec<_> =
