@@ -27,23 +27,6 @@ impl Fp8Attention {
         }
     }
 
-    /// Returns what the key of a recipe ends with. Keys of recipes without FP8 attention are those of versions that did not have
-    /// it.
-    pub(crate) const fn suffix(self) -> &'static str {
-        match self {
-            Self::Off => "",
-            Self::Dpa => ",fp8_dpa=true",
-            Self::Mha => ",fp8_mha=true",
-        }
-    }
-
-    /// Returns the key of a recipe without this suffix. A name in the key cannot imitate it, because all names are within the
-    /// key's parentheses.
-    pub(crate) fn strip(key: &str) -> &str {
-        let strip = |attention: Self| key.strip_suffix(attention.suffix());
-        [Self::Dpa, Self::Mha].into_iter().find_map(strip).unwrap_or(key)
-    }
-
     pub(crate) const fn index(self) -> usize {
         self as usize
     }
@@ -94,23 +77,6 @@ impl SlotUse {
             Self::Dpa => matches!(attention, Fp8Attention::Dpa),
             Self::DpaOrMha => !matches!(attention, Fp8Attention::Off),
             Self::Mha => matches!(attention, Fp8Attention::Mha),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_suffix_is_stripped_from_the_end_of_a_key_alone() {
-        for (key, stripped) in [
-            ("delayed(margin=0),fp8_dpa=true", "delayed(margin=0)"),
-            ("current(),fp8_mha=true", "current()"),
-            ("custom(name=\",fp8_dpa=true\")", "custom(name=\",fp8_dpa=true\")"),
-            ("", ""),
-        ] {
-            assert_eq!(Fp8Attention::strip(key), stripped);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::recipes::policy::out_of_range;
+use crate::recipes::recipe_key::KeyText;
 use crate::recipes::recipe_options::{FromValue, Value};
 use fp8_kernels::ops::AmaxRule;
 use std::fmt;
@@ -123,6 +124,12 @@ impl fmt::Display for AmaxComputeAlgo {
             Self::Average { decay } => write!(f, "average({decay})"),
             Self::Custom(custom) => write!(f, "custom({:?})", custom.name),
         }
+    }
+}
+
+impl KeyText for AmaxComputeAlgo {
+    fn key_text(&self) -> String {
+        self.to_string()
     }
 }
 

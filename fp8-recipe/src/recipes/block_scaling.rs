@@ -1,6 +1,7 @@
 //! Scales for blocks of 128 values, and for MX blocks of 32, from the values themselves.
 
 use crate::recipes::policy::{Policy, out_of_range};
+use crate::recipes::recipe_key::{self, KeyText, RecipeOption, field, file_field};
 use crate::recipes::recipe_options::{FromValue, Options, Value};
 use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
 use fp8_kernels::fp8_format::Blocks;
@@ -56,6 +57,25 @@ pub struct BlockScaling {
 /// Products of blocks have no fast accumulation.
 const SPLIT: (bool, bool, bool) = (true, true, true);
 
+/// All options, in the order of keys and of the errors of files.
+const BLOCK_OPTIONS: [RecipeOption<BlockScaling>; 9] = [
+    field!(fp8_format),
+    RecipeOption {
+        key: Some(("power_2_scale", |recipe| recipe.quant.powers_text())),
+        read: Some(|recipe, options| recipe.quant.read_powers(options)),
+    },
+    RecipeOption {
+        key: Some(("amax_epsilon", |recipe| recipe.quant.epsilons_text())),
+        read: Some(|recipe, options| recipe.quant.read_epsilons(options)),
+    },
+    RecipeOption { key: Some(("dims", BlockScaling::dims_text)), read: None },
+    file_field!(x_block_scaling_dim),
+    file_field!(w_block_scaling_dim),
+    file_field!(grad_block_scaling_dim),
+    field!(use_split_accumulator),
+    field!(override_linear_precision as "override"),
+];
+
 impl Default for BlockScaling {
     fn default() -> Self {
         Self {
@@ -77,15 +97,15 @@ impl BlockScaling {
         Self { quant: quant.into(), ..Self::default() }
     }
 
+    /// Returns the dimensions of the blocks of inputs, weights and gradients as keys list them.
+    fn dims_text(&self) -> String {
+        let Self { x_block_scaling_dim: x, w_block_scaling_dim: w, grad_block_scaling_dim: dy, .. } = self;
+        format!("{x}-{w}-{dy}")
+    }
+
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
-        options.read("fp8_format", &mut self.fp8_format)?;
-        self.quant.read(options)?;
-        options.read("x_block_scaling_dim", &mut self.x_block_scaling_dim)?;
-        options.read("w_block_scaling_dim", &mut self.w_block_scaling_dim)?;
-        options.read("grad_block_scaling_dim", &mut self.grad_block_scaling_dim)?;
-        options.read("use_split_accumulator", &mut self.use_split_accumulator)?;
-        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        recipe_key::read(&BLOCK_OPTIONS, &mut self, options)?;
         Ok(self.into())
     }
 }
@@ -133,13 +153,7 @@ impl Policy for BlockScaling {
     }
 
     fn state_key(&self) -> String {
-        let Self { fp8_format, quant, use_split_accumulator, override_linear_precision, .. } = self;
-        let Self { x_block_scaling_dim: x, w_block_scaling_dim: w, grad_block_scaling_dim: dy, .. } = self;
-        format!(
-            "block(fp8_format={fp8_format},{},dims={x}-{w}-{dy},use_split_accumulator={use_split_accumulator:?},\
-             override={override_linear_precision:?})",
-            quant.key(),
-        )
+        recipe_key::write("block", &BLOCK_OPTIONS, self, self.fp8_attention())
     }
 
     fn use_split_accumulator(&self) -> (bool, bool, bool) {
@@ -194,6 +208,16 @@ pub struct Mxfp8 {
     pub override_linear_precision: (bool, bool, bool),
 }
 
+/// All options, in the order of keys and of the errors of files.
+const MX_OPTIONS: [RecipeOption<Mxfp8>; 3] =
+    [field!(fp8_format), field!(rounding), field!(override_linear_precision as "override")];
+
+impl KeyText for MxRounding {
+    fn key_text(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
 impl Default for Mxfp8 {
     fn default() -> Self {
         let override_linear_precision = (false, false, false);
@@ -204,9 +228,7 @@ impl Default for Mxfp8 {
 impl Mxfp8 {
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
-        options.read("fp8_format", &mut self.fp8_format)?;
-        options.read("rounding", &mut self.rounding)?;
-        options.read("override_linear_precision", &mut self.override_linear_precision)?;
+        recipe_key::read(&MX_OPTIONS, &mut self, options)?;
         Ok(self.into())
     }
 }
@@ -243,8 +265,7 @@ impl Policy for Mxfp8 {
     }
 
     fn state_key(&self) -> String {
-        let Self { fp8_format, rounding, override_linear_precision } = self;
-        format!("mxfp8(fp8_format={fp8_format},rounding={rounding:?},override={override_linear_precision:?})")
+        recipe_key::write("mxfp8", &MX_OPTIONS, self, self.fp8_attention())
     }
 
     fn use_split_accumulator(&self) -> (bool, bool, bool) {

@@ -2,6 +2,7 @@
 
 use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::policy::Policy;
+use crate::recipes::recipe_key::{self, KeyText, RecipeOption, field, file_field};
 use crate::recipes::recipe_options::{FromValue, Options, Value};
 use crate::{Format, QParams, QParamsByRole, Recipe, Result, SlotRole};
 use fp8_kernels::fp8_format::Blocks;
@@ -82,6 +83,24 @@ pub struct CurrentScaling {
     pub fp8_mha: bool,
 }
 
+/// All options, in the order of keys and of the errors of files. Keys have the granularity as their kind.
+const OPTIONS: [RecipeOption<CurrentScaling>; 8] = [
+    file_field!(granularity),
+    field!(fp8_format),
+    RecipeOption {
+        key: Some(("power_2_scale", |recipe| recipe.quant.powers_text())),
+        read: Some(|recipe, options| recipe.quant.read_powers(options)),
+    },
+    RecipeOption {
+        key: Some(("amax_epsilon", |recipe| recipe.quant.epsilons_text())),
+        read: Some(|recipe, options| recipe.quant.read_epsilons(options)),
+    },
+    field!(use_split_accumulator),
+    field!(override_linear_precision as "override"),
+    file_field!(fp8_dpa),
+    file_field!(fp8_mha),
+];
+
 impl Default for CurrentScaling {
     fn default() -> Self {
         Self {
@@ -125,13 +144,7 @@ impl CurrentScaling {
 
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
-        options.read("granularity", &mut self.granularity)?;
-        options.read("fp8_format", &mut self.fp8_format)?;
-        self.quant.read(options)?;
-        options.read("use_split_accumulator", &mut self.use_split_accumulator)?;
-        options.read("override_linear_precision", &mut self.override_linear_precision)?;
-        options.read("fp8_dpa", &mut self.fp8_dpa)?;
-        options.read("fp8_mha", &mut self.fp8_mha)?;
+        recipe_key::read(&OPTIONS, &mut self, options)?;
         Ok(self.into())
     }
 }
@@ -162,19 +175,12 @@ impl Policy for CurrentScaling {
     }
 
     fn state_key(&self) -> String {
-        let Self { granularity, fp8_format, quant, use_split_accumulator, override_linear_precision, .. } =
-            self;
-        let name = match granularity {
+        let kind = match self.granularity {
             Granularity::Tensor => "current",
             Granularity::Row => "rowwise",
             Granularity::RowTensorDgrad => "rowwise-gw-hp",
         };
-        format!(
-            "{name}(fp8_format={fp8_format},{},use_split_accumulator={use_split_accumulator:?},\
-             override={override_linear_precision:?}){}",
-            quant.key(),
-            self.fp8_attention().suffix(),
-        )
+        recipe_key::write(kind, &OPTIONS, self, self.fp8_attention())
     }
 
     fn use_split_accumulator(&self) -> (bool, bool, bool) {

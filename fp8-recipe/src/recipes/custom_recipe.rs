@@ -2,6 +2,7 @@
 
 use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::policy::{HostUpdate, Policy, SlotUpdate, State, Update, out_of_range};
+use crate::recipes::recipe_key::{self, KeyText, RecipeOption};
 use crate::{Error, Format, Recipe, Result, SlotRole};
 use fp8_kernels::{ArenaOptions, REST, ScalePolicy, ScaleRule, UNSET};
 use std::fmt;
@@ -142,19 +143,35 @@ struct Custom {
 const MAX_STATE: usize = 1024;
 
 impl Custom {
+    /// Returns the names of the numbers as keys list them.
+    fn state_text(&self) -> String {
+        let names: Vec<String> = self.state.iter().map(|name| format!("{name:?}")).collect();
+        format!("({})", names.join(","))
+    }
+
     fn problem(&self, slot: &str, problem: String) -> Error {
         Error::CustomRecipe { recipe: self.name.to_string(), slot: slot.to_owned(), problem }
     }
 }
 
-/// Reads the end of a state key, which no name can imitate: `reduce_amax` and `calibrate_first_step`. `None` for anything else
-/// than a key of a user's recipe.
-pub(crate) fn read_key(key: &str) -> Option<(bool, bool)> {
-    let mut options = key.strip_prefix("custom(name=")?.strip_suffix(')')?.rsplitn(3, ',');
-    let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
-    let calibrate_first_step = option("calibrate_first_step")?;
-    Some((option("reduce_amax")?, calibrate_first_step))
-}
+/// The kind of these recipes in keys.
+pub(crate) const KIND: &str = "custom";
+
+/// All options, in the order of keys. Files cannot have such recipes.
+const OPTIONS: [RecipeOption<Custom>; 6] = [
+    RecipeOption { key: Some(("name", |recipe| format!("{:?}", recipe.name))), read: None },
+    RecipeOption { key: Some(("state", Custom::state_text)), read: None },
+    RecipeOption { key: Some(("fp8_format", |recipe| recipe.fp8_format.key_text())), read: None },
+    RecipeOption {
+        key: Some(("override", |recipe| recipe.override_linear_precision.key_text())),
+        read: None,
+    },
+    RecipeOption { key: Some(("reduce_amax", |recipe| recipe.reduce_amax.key_text())), read: None },
+    RecipeOption {
+        key: Some(("calibrate_first_step", |recipe| recipe.calibrate_first_step.key_text())),
+        read: None,
+    },
+];
 
 impl Policy for Custom {
     fn format(&self) -> Format {
@@ -192,17 +209,7 @@ impl Policy for Custom {
     }
 
     fn state_key(&self) -> String {
-        let state: Vec<String> = self.state.iter().map(|name| format!("{name:?}")).collect();
-        format!(
-            "custom(name={:?},state=({}),fp8_format={},override={:?},reduce_amax={},calibrate_first_step={}){}",
-            self.name,
-            state.join(","),
-            self.fp8_format,
-            self.override_linear_precision,
-            self.reduce_amax,
-            self.calibrate_first_step,
-            self.fp8_attention.suffix(),
-        )
+        recipe_key::write(KIND, &OPTIONS, self, self.fp8_attention)
     }
 
     fn rule(&self, role: SlotRole) -> ScaleRule {

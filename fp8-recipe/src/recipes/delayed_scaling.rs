@@ -2,6 +2,7 @@
 
 use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::policy::{Policy, State, Update, out_of_range};
+use crate::recipes::recipe_key::{self, KeyText, RecipeOption, field, file_field};
 use crate::recipes::recipe_options::{FromValue, Options, Value};
 use crate::{AmaxComputeAlgo, Format, Recipe, Result, SlotRole};
 use fp8_kernels::ops::ScaleUpdate;
@@ -78,6 +79,26 @@ pub struct DelayedScaling {
     /// `fp8_dpa`. Default: false.
     pub fp8_mha: bool,
 }
+
+/// The kind of these recipes in keys.
+pub(crate) const KIND: &str = "delayed";
+
+/// All options, in the order of keys and of the errors of files.
+const OPTIONS: [RecipeOption<DelayedScaling>; 13] = [
+    field!(margin),
+    field!(interval),
+    field!(fp8_format),
+    file_field!(amax_history_len),
+    field!(amax_compute_algo as "amax"),
+    field!(scaling_factor_compute_algo as "scale"),
+    field!(override_linear_precision as "override"),
+    field!(reduce_amax),
+    field!(calibrate_first_step),
+    field!(record_non_finite),
+    field!(zero_is_skipped),
+    file_field!(fp8_dpa),
+    file_field!(fp8_mha),
+];
 
 impl Default for DelayedScaling {
     fn default() -> Self {
@@ -173,31 +194,8 @@ impl DelayedScaling {
 
     /// Returns the recipe with the options that a file gives.
     pub(crate) fn with_options(mut self, options: &mut Options) -> Result<Recipe, String> {
-        options.read("margin", &mut self.margin)?;
-        options.read("interval", &mut self.interval)?;
-        options.read("fp8_format", &mut self.fp8_format)?;
-        options.read("amax_history_len", &mut self.amax_history_len)?;
-        options.read("amax_compute_algo", &mut self.amax_compute_algo)?;
-        options.read("scaling_factor_compute_algo", &mut self.scaling_factor_compute_algo)?;
-        options.read("override_linear_precision", &mut self.override_linear_precision)?;
-        options.read("reduce_amax", &mut self.reduce_amax)?;
-        options.read("calibrate_first_step", &mut self.calibrate_first_step)?;
-        options.read("record_non_finite", &mut self.record_non_finite)?;
-        options.read("zero_is_skipped", &mut self.zero_is_skipped)?;
-        options.read("fp8_dpa", &mut self.fp8_dpa)?;
-        options.read("fp8_mha", &mut self.fp8_mha)?;
+        recipe_key::read(&OPTIONS, &mut self, options)?;
         Ok(self.into())
-    }
-
-    /// Reads the end of a state key, which no user's function can name: `reduce_amax`, `calibrate_first_step` and
-    /// `record_non_finite`. `None` for anything else than a key of delayed scaling without what it says of attention.
-    pub(crate) fn read_key(key: &str) -> Option<(bool, bool, bool)> {
-        let mut options = key.strip_prefix("delayed(margin=")?.strip_suffix(')')?.rsplitn(5, ',');
-        let mut option = |name: &str| options.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
-        let _: bool = option("zero_is_skipped")?;
-        let record_non_finite = option("record_non_finite")?;
-        let calibrate_first_step = option("calibrate_first_step")?;
-        Some((option("reduce_amax")?, calibrate_first_step, record_non_finite))
     }
 
     /// Returns the update of an arena's scales. `rule` is this recipe's rule for the arena's direction.
@@ -257,29 +255,11 @@ impl Policy for DelayedScaling {
     }
 
     fn state_key(&self) -> String {
-        let amax = &self.amax_compute_algo;
-        let scale = match &self.scaling_factor_compute_algo {
-            ScalingFactorComputeAlgo::Exact => "exact".to_owned(),
-            ScalingFactorComputeAlgo::PowerOfTwo => "power_of_two".to_owned(),
-            ScalingFactorComputeAlgo::Custom(custom) => format!("custom({:?})", custom.name),
-        };
-        format!(
-            "delayed(margin={},interval={},fp8_format={},amax={amax},scale={scale},override={:?},\
-             reduce_amax={},calibrate_first_step={},record_non_finite={},zero_is_skipped={}){}",
-            self.margin,
-            self.interval,
-            self.fp8_format,
-            self.override_linear_precision,
-            self.reduce_amax,
-            self.calibrate_first_step,
-            self.record_non_finite,
-            self.zero_is_skipped,
-            self.fp8_attention().suffix(),
-        )
+        recipe_key::write(KIND, &OPTIONS, self, self.fp8_attention())
     }
 
     fn key(&self) -> String {
-        format!("{},len={}", self.state_key(), self.amax_history_len)
+        recipe_key::with_history_len(&self.state_key(), self.amax_history_len)
     }
 
     fn rule(&self, role: SlotRole) -> ScaleRule {
@@ -377,6 +357,16 @@ pub struct CustomScale {
     /// (`f32::MIN_POSITIVE`), so that its inverse is finite too. Anything else is an error of the commit, or of the
     /// quantization that asked for a first scale, and changes nothing.
     pub function: Arc<ScaleFunction>,
+}
+
+impl KeyText for ScalingFactorComputeAlgo {
+    fn key_text(&self) -> String {
+        match self {
+            Self::Exact => "exact".to_owned(),
+            Self::PowerOfTwo => "power_of_two".to_owned(),
+            Self::Custom(custom) => format!("custom({:?})", custom.name),
+        }
+    }
 }
 
 impl FromValue for ScalingFactorComputeAlgo {

@@ -18,5 +18,6 @@ pub(crate) mod qparams;
 pub(crate) mod recipe;
 #[cfg(feature = "toml")]
 pub(crate) mod recipe_file;
+pub(crate) mod recipe_key;
 pub(crate) mod recipe_label;
 pub(crate) mod recipe_options;

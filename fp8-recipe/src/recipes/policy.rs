@@ -1,7 +1,7 @@
 //! The decisions of a recipe: the interface that each kind of recipe implements in a file of its own.
 //!
-//! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file, its module and
-//! re-export in `lib.rs`, and its names in `presets.rs`.
+//! The rest of the crate asks a [`Policy`] and never which kind it is. A further recipe is one new file with its list of options,
+//! its module, its re-export in `lib.rs`, and its names in `presets.rs`.
 
 use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::gemm_accumulation::SPLIT_BY_DEFAULT;

@@ -94,19 +94,25 @@ impl QParamsByRole {
         }
     }
 
-    /// Replaces those that a file gives.
-    pub(crate) fn read(&mut self, options: &mut Options) -> Result<(), String> {
+    /// Replaces the choices of rounding that a file gives.
+    pub(crate) fn read_powers(&mut self, options: &mut Options) -> Result<(), String> {
         let mut powers = Three(self.values(|params| params.power_2_scale));
-        let mut epsilons = Three(self.values(|params| params.amax_epsilon));
         options.read("power_2_scale", &mut powers)?;
+        let [input, weight, grad_output] = powers.0;
+        self.input.power_2_scale = input;
+        self.weight.power_2_scale = weight;
+        self.grad_output.power_2_scale = grad_output;
+        Ok(())
+    }
+
+    /// Replaces the epsilons that a file gives.
+    pub(crate) fn read_epsilons(&mut self, options: &mut Options) -> Result<(), String> {
+        let mut epsilons = Three(self.values(|params| params.amax_epsilon));
         options.read("amax_epsilon", &mut epsilons)?;
-        for (params, (power_2_scale, amax_epsilon)) in
-            [&mut self.input, &mut self.weight, &mut self.grad_output]
-                .into_iter()
-                .zip(powers.0.into_iter().zip(epsilons.0))
-        {
-            *params = QParams { power_2_scale, amax_epsilon };
-        }
+        let [input, weight, grad_output] = epsilons.0;
+        self.input.amax_epsilon = input;
+        self.weight.amax_epsilon = weight;
+        self.grad_output.amax_epsilon = grad_output;
         Ok(())
     }
 
@@ -121,11 +127,14 @@ impl QParamsByRole {
         }
     }
 
-    /// Returns the options as a recipe's key lists them: one value if all roles have it, else `(input, weight, grad_output)`.
-    pub(crate) fn key(&self) -> String {
-        let powers = Three(self.values(|params| params.power_2_scale));
-        let epsilons = Three(self.values(|params| params.amax_epsilon));
-        format!("power_2_scale={},amax_epsilon={}", powers.text(), epsilons.text())
+    /// Returns the choices of rounding as keys list them: one value if all roles have it, else `(input, weight, grad_output)`.
+    pub(crate) fn powers_text(&self) -> String {
+        Three(self.values(|params| params.power_2_scale)).text()
+    }
+
+    /// Returns the epsilons as keys list them.
+    pub(crate) fn epsilons_text(&self) -> String {
+        Three(self.values(|params| params.amax_epsilon)).text()
     }
 
     fn values<T>(&self, of: impl Fn(&QParams) -> T) -> [T; 3] {

@@ -4,7 +4,9 @@
 //! closest of the recipes that [`Recipe::from_name`] knows, and the options that differ from it.
 
 use crate::Recipe;
+use crate::recipes::custom_recipe;
 use crate::recipes::recipe::Choice;
+use crate::recipes::recipe_key::{KeyOption, RecipeKey};
 use std::fmt;
 use std::sync::Arc;
 
@@ -54,16 +56,14 @@ impl RecipeLabel {
 
     /// Returns the options in which two recipes differ: `margin=0 → margin=1`. Recipes of different kinds are named.
     pub(crate) fn difference(&self, to: &Self) -> String {
-        let (Some(old), Some(new)) = (Options::parse(&self.key), Options::parse(&to.key)) else {
+        let (Some(old), Some(new)) = (RecipeKey::parse(&self.key), RecipeKey::parse(&to.key)) else {
             return format!("{self} → {to}");
         };
         if !old.is_comparable(&new) || self.group.is_some() != to.group.is_some() {
             return format!("{self} → {to}");
         }
-        let changes = old.0.iter().zip(&new.0).filter(|(old, new)| old != new);
-        let mut changes: Vec<String> = changes
-            .map(|((name, old), (_, new))| format!("{} → {}", Shown(name, old), Shown(name, new)))
-            .collect();
+        let changes = old.changes(&new).into_iter();
+        let mut changes: Vec<String> = changes.map(|(old, new)| format!("{old} → {new}")).collect();
         if let (Some(old), Some(new)) = (&self.group, &to.group)
             && old != new
         {
@@ -111,18 +111,19 @@ impl fmt::Display for Recipe {
 
 /// The short name of the recipe with this key; the key itself if no recipe has it.
 fn short_name(key: &str) -> String {
-    let Some(options) = Options::parse(key) else { return key.to_owned() };
-    if let Some(("name", name)) = options.0.get(1).filter(|_| options.0[0].1 == "custom") {
-        return custom_name(name, &options);
+    let Some(parsed) = RecipeKey::parse(key) else { return key.to_owned() };
+    if let Some(option) = parsed.options().first().filter(|_| parsed.kind == custom_recipe::KIND)
+        && option.name == "name"
+    {
+        return custom_name(option.value, &parsed);
     }
     let bases =
         Recipe::NAMES.into_iter().filter_map(|name| Some((name, Recipe::from_name(name).ok()?.key())));
     let mut nearest: Option<(&str, Vec<String>)> = None;
     for (name, base) in bases {
-        let Some(base) = Options::parse(&base).filter(|base| base.is_comparable(&options)) else { continue };
-        let pairs = base.0.iter().zip(&options.0).skip(1);
-        let changes = pairs.filter(|(base, option)| base != option);
-        let changes: Vec<_> = changes.map(|(_, (name, value))| Shown(name, value).to_string()).collect();
+        let Some(base) = RecipeKey::parse(&base).filter(|base| base.is_comparable(&parsed)) else { continue };
+        let changes: Vec<_> =
+            base.changes(&parsed).into_iter().map(|(_, option)| option.to_string()).collect();
         if nearest.as_ref().is_none_or(|(_, fewest)| changes.len() < fewest.len()) {
             nearest = Some((name, changes));
         }
@@ -135,89 +136,22 @@ fn short_name(key: &str) -> String {
 }
 
 /// The short name of a user's recipe, with the options that differ from the defaults of [`CustomRecipe`](crate::CustomRecipe).
-fn custom_name(name: &str, options: &Options<'_>) -> String {
-    const DEFAULTS: [(&str, &str); 4] = [
-        ("fp8_format", "HYBRID"),
-        ("override", "(false, false, false)"),
-        ("reduce_amax", "true"),
-        ("calibrate_first_step", "true"),
+fn custom_name(name: &str, key: &RecipeKey<'_>) -> String {
+    const DEFAULTS: [KeyOption<'_>; 4] = [
+        KeyOption { name: "fp8_format", value: "HYBRID" },
+        KeyOption { name: "override", value: "(false, false, false)" },
+        KeyOption { name: "reduce_amax", value: "true" },
+        KeyOption { name: "calibrate_first_step", value: "true" },
     ];
-    let differs = |(option, default): &(&str, &str)| {
-        let value = options.0.iter().find(|(name, _)| name == option).map(|(_, value)| *value)?;
-        (value != *default).then(|| Shown(option, value).to_string())
+    let differs = |default: &KeyOption<'static>| {
+        let value = key.value(default.name)?;
+        (value != default.value).then(|| KeyOption { name: default.name, value }.to_string())
     };
     let changes: Vec<String> = DEFAULTS.iter().filter_map(differs).collect();
     if changes.is_empty() {
         format!("custom({name})")
     } else {
         format!("custom({name}) ({})", changes.join(", "))
-    }
-}
-
-/// The names and values of a key's options. The first entry is the kind of recipe, under an empty name.
-struct Options<'a>(Vec<(&'a str, &'a str)>);
-
-impl<'a> Options<'a> {
-    /// Reads `kind(name=value,…),name=value`. Commas and parentheses within parentheses or quotes belong to a value.
-    fn parse(key: &'a str) -> Option<Self> {
-        let (kind, mut rest) = key.split_once('(')?;
-        let mut options = vec![("", kind)];
-        while !rest.is_empty() {
-            let end = end_of_option(rest);
-            let (option, after) = rest.split_at_checked(end)?;
-            if !option.is_empty() {
-                options.push(option.split_once('=')?);
-            }
-            rest = after.get(1..).unwrap_or_default();
-        }
-        // Keys of recipes without FP8 attention do not mention it.
-        for name in ["fp8_dpa", "fp8_mha"] {
-            let given = options.iter().position(|(option, _)| *option == name);
-            let value = given.map_or("false", |index| options.remove(index).1);
-            options.push((name, value));
-        }
-        Some(Self(options))
-    }
-
-    /// Whether both are of one kind and list the same options.
-    fn is_comparable(&self, other: &Self) -> bool {
-        let names = |options: &Self| options.0.iter().map(|(name, _)| *name).collect::<Vec<_>>();
-        names(self) == names(other) && self.0.first() == other.0.first()
-    }
-}
-
-/// The index of the comma or closing parenthesis that ends the first option of `text`.
-fn end_of_option(text: &str) -> usize {
-    let (mut depth, mut is_quoted, mut is_escaped) = (0usize, false, false);
-    for (index, c) in text.char_indices() {
-        match c {
-            _ if is_escaped => is_escaped = false,
-            '\\' if is_quoted => is_escaped = true,
-            '"' => is_quoted = !is_quoted,
-            _ if is_quoted => {}
-            '(' => depth += 1,
-            ')' | ',' if depth == 0 => return index,
-            ')' => depth -= 1,
-            _ => {}
-        }
-    }
-    text.len()
-}
-
-/// An option under the name of the recipe's field.
-struct Shown<'a>(&'a str, &'a str);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(name, value) = self;
-        let name = match *name {
-            "amax" => "amax_compute_algo",
-            "scale" => "scaling_factor_compute_algo",
-            "override" => "override_linear_precision",
-            "len" => "amax_history_len",
-            name => name,
-        };
-        write!(f, "{name}={value}")
     }
 }
 

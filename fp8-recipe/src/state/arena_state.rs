@@ -1,6 +1,7 @@
 //! The state that is saved: histories, scales and update counts, by name.
 
 use crate::recipes::delayed_scaling::MAX_HISTORY_LEN;
+use crate::recipes::recipe_key::with_history_len;
 use crate::state::state_terms::{SavedRows, StateTerms};
 use crate::{Direction, DropoutProgress, RecipeLabel, StateDigest, WeightState};
 use fp8_kernels::UNSET;
@@ -86,7 +87,7 @@ impl ArenaState {
         match StateTerms::parse(&self.recipe) {
             Some(StateTerms { rows: SavedRows::Custom, .. }) => RecipeLabel::new(&self.recipe, group),
             _ => {
-                let key = format!("{},len={}", self.recipe, self.amax_history.len() + 1);
+                let key = with_history_len(&self.recipe, self.amax_history.len() + 1);
                 RecipeLabel::new(&key, group)
             }
         }

@@ -26,8 +26,8 @@
 
 use crate::arenas::domain::Domain;
 use crate::arenas::slot_arena::SlotArena;
-use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::policy::Update;
+use crate::recipes::recipe_key::without_attention;
 use crate::state::pending_arena::PendingArena;
 use crate::state::state_report::{LoadedSlot, NewSlot, StartsNew, StateReport};
 use crate::{ArenaState, Direction, RecipeLabel, Result, WeightState};
@@ -156,7 +156,7 @@ impl Start {
                     recipe: label.clone(),
                     from: source.label.clone(),
                 };
-                if Fp8Attention::strip(&source.recipe) == Fp8Attention::strip(&own_recipe) {
+                if without_attention(&source.recipe) == without_attention(&own_recipe) {
                     start.last_updates[slot] = source.last_updates[slot];
                     start.scales[slot] = if scales[slot] < 0.0 { UNSET } else { scales[slot] };
                     start.is_determined[slot] = is_determined[slot];

@@ -1,8 +1,7 @@
 //! The properties of a recipe's saved state, as read from the recipe's key.
 
-use crate::DelayedScaling;
-use crate::names::fp8_attention::Fp8Attention;
-use crate::recipes::custom_recipe;
+use crate::recipes::recipe_key::RecipeKey;
+use crate::recipes::{custom_recipe, delayed_scaling};
 
 /// The properties of a recipe's saved state, as read from the recipe's key.
 #[derive(Debug, Clone, Copy)]
@@ -25,15 +24,18 @@ pub(crate) enum SavedRows {
 impl StateTerms {
     /// Reads the key of a recipe with state; `None` for anything else.
     pub(crate) fn parse(key: &str) -> Option<Self> {
-        let key = Fp8Attention::strip(key);
-        if let Some((reduce_amax, calibrate_first_step, record_non_finite)) = DelayedScaling::read_key(key) {
-            return Some(Self {
-                reduce_amax,
-                calibrate_first_step,
-                rows: SavedRows::Amaxes { record_non_finite },
-            });
-        }
-        let (reduce_amax, calibrate_first_step) = custom_recipe::read_key(key)?;
-        Some(Self { reduce_amax, calibrate_first_step, rows: SavedRows::Custom })
+        let key = RecipeKey::parse_state(key)?;
+        let first = key.options().first()?.name;
+        let rows = match (key.kind, first) {
+            (delayed_scaling::KIND, "margin") => {
+                key.flag("zero_is_skipped")?;
+                SavedRows::Amaxes { record_non_finite: key.flag("record_non_finite")? }
+            }
+            (custom_recipe::KIND, "name") => SavedRows::Custom,
+            _ => return None,
+        };
+        let (reduce_amax, calibrate_first_step) =
+            (key.flag("reduce_amax")?, key.flag("calibrate_first_step")?);
+        Some(Self { reduce_amax, calibrate_first_step, rows })
     }
 }
