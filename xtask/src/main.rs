@@ -39,7 +39,7 @@ struct Cli {
 enum Task {
     /// Runs what CI's main job checks: format, lints, tests, docs, examples, benches once (about ten minutes from scratch)
     Test(test::Test),
-    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, import circles (a second; part of `test`)
+    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, circles of files (a second; part of `test`)
     Tidy(tidy::Tidy),
     /// Compares the codec, recipes and layers with reference data, case by case (seconds)
     Golden(checks::Passed),

@@ -36,7 +36,7 @@ struct Findings {
 
 #[derive(Default, clap::Args)]
 pub(crate) struct Tidy {
-    /// Only lists the import circles, of the checkout in this folder (default: of this one)
+    /// Only lists files that refer to each other in a circle, of the checkout in this folder (default: of this one)
     #[arg(long, value_name = "FOLDER", num_args = 0..=1)]
     circles: Option<Option<PathBuf>>,
 }
@@ -44,8 +44,8 @@ pub(crate) struct Tidy {
 pub(crate) fn run(options: &Tidy) -> Result {
     let findings = match &options.circles {
         Some(folder) => {
-            let errors = circles::circles(folder.as_deref().unwrap_or(root()))?;
-            Findings { errors, warnings: Vec::new() }
+            let folder = folder.as_deref().unwrap_or(root()).canonicalize()?;
+            Findings { errors: circles::circles(&folder, true)?.texts, warnings: Vec::new() }
         }
         None => all()?,
     };
@@ -81,7 +81,9 @@ fn all() -> Result<Findings> {
     }
 
     findings.errors.extend(errors::untested(root())?);
-    findings.errors.extend(circles::circles(root())?);
+    let circles = circles::circles(root(), false)?;
+    findings.errors.extend(circles.texts);
+    findings.warnings.extend(circles.remarks);
     findings.errors.extend(named_tests::missing(root())?);
     let (errors, counts) = docs::gaps(root())?;
     findings.errors.extend(errors);

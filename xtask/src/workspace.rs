@@ -44,9 +44,18 @@ pub(crate) struct Package {
 pub(crate) struct Target {
     pub(crate) name: String,
     kind: Vec<String>,
+    /// The first file of the crate.
+    src_path: PathBuf,
 }
 
 impl Workspace {
+    /// Reads the workspace in a folder.
+    pub(crate) fn at(folder: &Path) -> Result<Self> {
+        let sh = Shell::new()?;
+        sh.change_dir(folder);
+        Self::read(&sh)
+    }
+
     pub(crate) fn read(sh: &Shell) -> Result<Self> {
         let json = cmd!(sh, "cargo metadata --no-deps --format-version 1").quiet().read()?;
         Ok(serde_json::from_str(&json)?)
@@ -64,6 +73,13 @@ impl Workspace {
 impl Package {
     pub(crate) fn is_published(&self) -> bool {
         self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
+    }
+
+    /// The first files of the library and the programs.
+    pub(crate) fn crates(&self) -> impl Iterator<Item = &Path> {
+        let kinds = ["bin", "cdylib", "lib", "proc-macro", "rlib"];
+        let is_crate = move |target: &&Target| target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
+        self.targets.iter().filter(is_crate).map(|target| target.src_path.as_path())
     }
 
     pub(crate) fn folder(&self) -> &Path {

@@ -1,93 +1,141 @@
-//! The imports among the files of a folder, and the circles among them.
+//! References among the files of a crate, and the circles among them.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::impls::Impl;
 use super::names::{Names, Target};
 
-/// Names of files below the folder, each with the files it imports and one item from each.
-#[derive(Debug)]
+/// The files of a crate, each with the files that it refers to: there the names, each with the line of its first mention.
+#[derive(Debug, Default)]
 pub(super) struct Graph {
-    edges: BTreeMap<String, BTreeMap<String, String>>,
+    edges: BTreeMap<usize, BTreeMap<usize, BTreeMap<String, usize>>>,
+}
+
+/// Files that reach each other.
+#[derive(Debug)]
+pub(super) struct Circle {
+    pub(super) files: BTreeSet<usize>,
+    pub(super) references: Vec<Reference>,
+}
+
+#[derive(Debug)]
+pub(super) struct Reference {
+    pub(super) from: usize,
+    pub(super) line: usize,
+    pub(super) to: usize,
+    pub(super) name: String,
 }
 
 impl Graph {
-    pub(super) fn of_folder(names: &Names, folder: &Path) -> Self {
-        let short = |file: usize| {
-            let path = names.files[file].strip_prefix(folder).ok()?;
-            Some(path.display().to_string().replace('\\', "/"))
-        };
-        let mut edges: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    /// The imports of a crate.
+    pub(super) fn of_imports(names: &Names) -> Self {
+        let mut graph = Self::default();
         for (index, module) in names.modules.iter().enumerate() {
-            let Some(from) = short(module.file) else { continue };
-            for (file, item) in mentioned(names, index) {
-                if file != module.file
-                    && let Some(to) = short(file)
-                {
-                    edges.entry(from.clone()).or_default().entry(to).or_insert(item);
+            for (to, name, line) in mentioned(names, index) {
+                graph.add(module.file, to, name, line);
+            }
+        }
+        graph
+    }
+
+    /// For each type with `impl` blocks in several files: its name, and the uses that the blocks make of each other.
+    pub(super) fn of_types(names: &Names) -> Vec<(String, Self)> {
+        let mut types: BTreeMap<(usize, String), Vec<(usize, &Impl)>> = BTreeMap::new();
+        for (index, module) in names.modules.iter().enumerate() {
+            for block in &module.body.impls {
+                if let Some(Target::Item { file, name }) = names.resolve(index, &block.of) {
+                    types.entry((file, name)).or_default().push((module.file, block));
                 }
             }
         }
-        Self { edges }
+        let graph = |((_, name), blocks): ((usize, String), Vec<(usize, &Impl)>)| {
+            let mut graph = Self::default();
+            for (from, user) in &blocks {
+                for (used, line) in &user.uses {
+                    let files = blocks.iter().filter(|(_, block)| block.defines.contains(used));
+                    let files: BTreeSet<usize> = files.map(|(file, _)| *file).collect();
+                    // A function of the same name in the user's own file comes first.
+                    for to in files.iter().filter(|_| !files.contains(from)) {
+                        graph.add(*from, *to, used.clone(), *line);
+                    }
+                }
+            }
+            (name, graph)
+        };
+        types.into_iter().map(graph).collect()
     }
 
-    /// The sets of files that reach each other, as a text each.
-    pub(super) fn circles(&self) -> Vec<String> {
-        let mut circles: Vec<Vec<&String>> = Vec::new();
+    fn add(&mut self, from: usize, to: usize, name: String, line: usize) {
+        if from != to {
+            let lines = self.edges.entry(from).or_default().entry(to).or_default();
+            lines.entry(name).and_modify(|first| *first = line.min(*first)).or_insert(line);
+        }
+    }
+
+    /// The largest sets of files that reach each other.
+    pub(super) fn circles(&self) -> Vec<Circle> {
+        let mut circles: Vec<Circle> = Vec::new();
         for file in self.edges.keys() {
-            if circles.iter().any(|circle| circle.contains(&file)) {
+            if circles.iter().any(|circle| circle.files.contains(file)) {
                 continue;
             }
-            let ahead = self.reached(file);
-            let circle: Vec<&String> =
-                ahead.into_iter().filter(|other| self.reached(other).contains(&file)).collect();
-            if !circle.is_empty() {
-                circles.push(circle);
+            let ahead = self.reached(*file);
+            let files: BTreeSet<usize> =
+                ahead.into_iter().filter(|other| self.reached(*other).contains(file)).collect();
+            if !files.is_empty() {
+                let references = self.references(&files);
+                circles.push(Circle { files, references });
             }
         }
-        circles.iter_mut().for_each(|circle| circle.sort());
-        circles.iter().map(|circle| self.text(circle)).collect()
+        circles
     }
 
     /// The files that can be reached from one.
-    fn reached(&self, file: &String) -> Vec<&String> {
-        let mut reached: Vec<&String> = Vec::new();
-        let mut ahead: Vec<&String> = self.edges.get(file).into_iter().flat_map(BTreeMap::keys).collect();
-        while let Some(next) = ahead.pop() {
-            if !reached.contains(&next) {
-                reached.push(next);
-                ahead.extend(self.edges.get(next).into_iter().flat_map(BTreeMap::keys));
+    fn reached(&self, file: usize) -> BTreeSet<usize> {
+        let mut reached = BTreeSet::new();
+        let next = |file: usize| self.edges.get(&file).into_iter().flat_map(BTreeMap::keys).copied();
+        let mut ahead: Vec<usize> = next(file).collect();
+        while let Some(file) = ahead.pop() {
+            if reached.insert(file) {
+                ahead.extend(next(file));
             }
         }
         reached
     }
 
-    fn text(&self, circle: &[&String]) -> String {
-        let mut text = format!("{} files import each other:", circle.len());
-        for file in circle {
-            let inside = self.edges[*file].iter().filter(|(to, _)| circle.contains(to));
-            let inside: Vec<String> = inside.map(|(to, item)| format!("{to} ({item})")).collect();
-            text += &format!("\n    {file}: {}", inside.join(", "));
+    /// The references among these files.
+    fn references(&self, files: &BTreeSet<usize>) -> Vec<Reference> {
+        let mut found = Vec::new();
+        for from in files {
+            for (to, names) in self.edges[from].iter().filter(|(to, _)| files.contains(to)) {
+                found.extend(names.iter().map(|(name, line)| Reference {
+                    from: *from,
+                    line: *line,
+                    to: *to,
+                    name: name.clone(),
+                }));
+            }
         }
-        text
+        found
     }
 }
 
-/// The items that a module's code mentions, each with the file that defines it.
-fn mentioned(names: &Names, index: usize) -> Vec<(usize, String)> {
+/// The items that a module's code mentions, each with the file that defines it and the line of the mention.
+fn mentioned(names: &Names, index: usize) -> Vec<(usize, String, usize)> {
     let body = &names.modules[index].body;
-    let is_used = |name: &Option<String>| name.as_ref().is_some_and(|name| body.words.contains(name));
+    let is_used = |name: &Option<String>| name.as_ref().is_some_and(|name| body.words.contains_key(name));
     let imports = body
         .imports
         .iter()
         .filter(|import| import.name.is_some() && (!import.is_re_export || is_used(&import.name)));
-    let mut targets: Vec<Option<Target>> = imports.map(|import| names.resolve(index, &import.path)).collect();
-    targets.extend(body.paths.iter().map(|path| names.resolve(index, path)));
+    let mut targets: Vec<(Option<Target>, usize)> =
+        imports.map(|import| (names.resolve(index, &import.path), import.line)).collect();
+    targets.extend(body.paths.iter().map(|(path, line)| (names.resolve(index, path), *line)));
     if body.imports.iter().any(|import| import.name.is_none()) {
-        targets.extend(body.words.iter().map(|word| names.through_globs(index, word)));
+        targets.extend(body.words.iter().map(|(word, line)| (names.through_globs(index, word), *line)));
     }
-    let item = |target| match target {
-        Some(Target::Item { file, name }) => Some((file, name)),
+    let item = |(target, line)| match target {
+        Some(Target::Item { file, name }) => Some((file, name, line)),
         Some(Target::Module(_)) | None => None,
     };
     targets.into_iter().filter_map(item).collect()

@@ -1,10 +1,11 @@
 //! Reads the names in a source: the modules, items and imports that it declares, and the paths that it mentions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 use syn::LitStr;
 
+use super::impls::{self, Impl};
 use crate::workspace::Result;
 
 /// Words in front of the name of an item.
@@ -20,10 +21,11 @@ pub(super) struct Body {
     pub(super) items: BTreeSet<String>,
     /// Also those inside functions.
     pub(super) imports: Vec<Import>,
-    /// Paths of two words or more outside `use`.
-    pub(super) paths: BTreeSet<Vec<String>>,
-    /// Single words outside `use`.
-    pub(super) words: BTreeSet<String>,
+    /// Paths of two words or more outside `use`, each with the line of its first mention.
+    pub(super) paths: BTreeMap<Vec<String>, usize>,
+    /// Single words outside `use`, each with the line of its first mention.
+    pub(super) words: BTreeMap<String, usize>,
+    pub(super) impls: Vec<Impl>,
 }
 
 /// A module inside another.
@@ -43,6 +45,7 @@ pub(super) struct Import {
     /// `None` for `*`.
     pub(super) name: Option<String>,
     pub(super) is_re_export: bool,
+    pub(super) line: usize,
 }
 
 pub(super) fn read(text: &str) -> Result<Body> {
@@ -86,6 +89,10 @@ impl Body {
                     self.items.extend(word(rest, 2));
                     3
                 }
+                (Some("impl"), _) if is_module && impls::begins(&trees[..at]) => {
+                    self.impls.extend(Impl::read(rest));
+                    1
+                }
                 (Some(kind), Some(name))
                     if is_module && ITEMS.contains(&kind) && !MODIFIERS.contains(&name.as_str()) =>
                 {
@@ -115,11 +122,12 @@ impl Body {
             at += 3;
         }
         let length = (path.len() * 3 - 2).min(trees.len() - start);
+        let line = line(&trees[start]);
         let continues_another = start >= 2 && is_colons(trees, start - 2);
         match path.as_slice() {
             _ if continues_another => {}
-            [word] => _ = self.words.insert(word.clone()),
-            _ => _ = self.paths.insert(path),
+            [word] => _ = self.words.entry(word.clone()).or_insert(line),
+            _ => _ = self.paths.entry(path).or_insert(line),
         }
         length
     }
@@ -151,7 +159,8 @@ impl Body {
                 Some("self") if !path.is_empty() => {}
                 Some(word) => path.push(word.to_owned()),
                 None if mark(trees, at, '*') => {
-                    self.imports.push(Import { path, name: None, is_re_export });
+                    let line = line(&trees[at]);
+                    self.imports.push(Import { path, name: None, is_re_export, line });
                     return;
                 }
                 None => {}
@@ -159,27 +168,50 @@ impl Body {
             at += 1;
         }
         if let Some(name) = name.or_else(|| path.last().cloned()) {
-            self.imports.push(Import { path, name: Some(name), is_re_export });
+            let line = trees.last().map_or(0, line);
+            self.imports.push(Import { path, name: Some(name), is_re_export, line });
         }
     }
 }
 
-fn word(trees: &[TokenTree], at: usize) -> Option<String> {
+pub(super) fn line(tree: &TokenTree) -> usize {
+    tree.span().start().line
+}
+
+pub(super) fn word(trees: &[TokenTree], at: usize) -> Option<String> {
     if let Some(TokenTree::Ident(word)) = trees.get(at) { Some(word.to_string()) } else { None }
 }
 
-fn is_mark(tree: &TokenTree, mark: char) -> bool {
+pub(super) fn is_mark(tree: &TokenTree, mark: char) -> bool {
     matches!(tree, TokenTree::Punct(found) if found.as_char() == mark)
 }
 
-fn mark(trees: &[TokenTree], at: usize, mark: char) -> bool {
+pub(super) fn mark(trees: &[TokenTree], at: usize, mark: char) -> bool {
     trees.get(at).is_some_and(|tree| is_mark(tree, mark))
 }
 
 /// Whether `::` is here.
-fn is_colons(trees: &[TokenTree], at: usize) -> bool {
+pub(super) fn is_colons(trees: &[TokenTree], at: usize) -> bool {
     let joint = matches!(trees.get(at), Some(TokenTree::Punct(first)) if first.spacing() == Spacing::Joint);
     joint && mark(trees, at, ':') && mark(trees, at + 1, ':')
+}
+
+/// Returns the trees of a stream without what is only for tests.
+pub(super) fn without_tests(stream: TokenStream) -> Vec<TokenTree> {
+    let trees: Vec<TokenTree> = stream.into_iter().collect();
+    let mut left = Vec::new();
+    let mut at = 0;
+    while at < trees.len() {
+        let rest = &trees[at..];
+        at += match attribute(rest) {
+            Some((length, attribute)) if is_for_tests(&attribute) => length + item(&rest[length..]),
+            _ => {
+                left.push(rest[0].clone());
+                1
+            }
+        };
+    }
+    left
 }
 
 /// Returns the contents of a group in braces.
@@ -276,9 +308,11 @@ mod tests {
         )
         .unwrap();
         assert_eq!(body.items.into_iter().collect::<Vec<_>>(), ["S", "U", "f", "g"]);
-        let paths: Vec<String> = body.paths.iter().map(|path| path.join("::")).collect();
+        let paths: Vec<String> = body.paths.keys().map(|path| path.join("::")).collect();
         assert_eq!(paths, ["a::B", "c::D", "super::i::J"]);
-        assert!(body.words.contains("k") && body.words.contains("T") && !body.words.contains("J"));
+        assert!(
+            body.words.contains_key("k") && body.words.contains_key("T") && !body.words.contains_key("J")
+        );
         assert_eq!(body.imports, []);
     }
 }
