@@ -1,6 +1,7 @@
 //! Static scales of inputs: what the layers of a model see when it reads a text.
 
 use super::{Folder, Monitor};
+use crate::model::NOT_DRAWN;
 use crate::{Error, Result};
 use fp8_format::E4M3;
 use fp8_kernels::{Device, Tensor};
@@ -69,7 +70,9 @@ pub fn calibrate<W: AsRef<[i32]>>(
     let tokens: usize = windows.iter().map(|window| window.as_ref().len()).sum();
     monitor.start(tokens as u64 * config.num_hidden_layers as u64);
     let mut activations = embed(folder, windows, device)?;
-    let options = fp8_nn::GptOptions { max_seq_length: longest, init_std: 0.0, ..config.gpt_options() };
+    let mut options = config.gpt_options();
+    options.layer.attention.max_seq_length = longest;
+    options.layer.init = NOT_DRAWN;
     let sources = config.parameters_by_name();
     let (mut scales, mut table) = (BTreeMap::new(), None);
     for layer in 0..config.num_hidden_layers {

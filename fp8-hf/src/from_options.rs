@@ -4,7 +4,7 @@ use super::config::{Config, RopeScaling};
 use crate::{Error, Result};
 use fp8_kernels::DType;
 use fp8_kernels::ops::{Activation, Norm};
-use fp8_nn::GptOptions;
+use fp8_nn::{GptOptions, NormOptions};
 use serde_json::{Map, Value, json};
 
 impl Config {
@@ -23,17 +23,26 @@ impl Config {
     /// let llama = GptOptions {
     ///     vocab_size: 256,
     ///     num_layers: 2,
-    ///     hidden_size: 32,
-    ///     num_attention_heads: 4,
-    ///     max_seq_length: 64,
-    ///     activation: Activation::Swiglu,
-    ///     norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
-    ///     bias: false,
+    ///     layer: TransformerLayerOptions {
+    ///         hidden_size: 32,
+    ///         ffn_hidden_size: 128,
+    ///         attention: AttentionOptions {
+    ///             num_attention_heads: 4,
+    ///             max_seq_length: 64,
+    ///             ..Default::default()
+    ///         },
+    ///         activation: Activation::Swiglu,
+    ///         norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+    ///         bias: false,
+    ///         ..Default::default()
+    ///     },
     ///     ..Default::default()
     /// };
     /// let config = Config::from_gpt_options(&llama)?;
     /// assert_eq!((config.family.model_type, config.intermediate_size, config.norm_eps), ("llama", 128, 1e-5));
-    /// let error = Config::from_gpt_options(&GptOptions { bias: true, ..llama }).unwrap_err().to_string();
+    /// let mut biased = llama.clone();
+    /// biased.layer.bias = true;
+    /// let error = Config::from_gpt_options(&biased).unwrap_err().to_string();
     /// assert!(error.starts_with("hf::Config: bias = true: expected false"), "{error}");
     /// # Ok::<(), fp8_hf::Error>(())
     /// ```
@@ -43,12 +52,14 @@ impl Config {
     pub fn from_gpt_options(options: &GptOptions) -> Result<Self> {
         let is_gpt2 = options.learned_positions;
         expect_family(options, is_gpt2)?;
-        let heads = options.num_attention_heads;
-        let head_dim = options.kv_channels.unwrap_or(options.hidden_size / heads.max(1));
-        let inner = options.ffn_hidden_size.unwrap_or(options.hidden_size.saturating_mul(4));
+        let heads = options.layer.attention.num_attention_heads;
+        let head_dim =
+            options.layer.attention.kv_channels.unwrap_or(options.layer.hidden_size / heads.max(1));
+        let inner = options.layer.ffn_hidden_size;
         // The shortest decimal of the f32, so that 1e-5 stays 1e-5.
-        let eps: f64 = options.norm.eps.to_string().parse().unwrap_or(f64::from(options.norm.eps));
-        let dtype = match options.params_dtype {
+        let eps: f64 =
+            options.layer.norm.eps.to_string().parse().unwrap_or(f64::from(options.layer.norm.eps));
+        let dtype = match options.layer.params_dtype {
             DType::BF16 => "bfloat16",
             DType::F16 => "float16",
             _ => "float32",
@@ -59,29 +70,29 @@ impl Config {
         set("tie_word_embeddings", json!(options.tie_word_embeddings));
         set("torch_dtype", json!(dtype));
         let family = if is_gpt2 {
-            set("n_embd", json!(options.hidden_size));
+            set("n_embd", json!(options.layer.hidden_size));
             set("n_layer", json!(options.num_layers));
             set("n_head", json!(heads));
-            set("n_positions", json!(options.max_seq_length));
+            set("n_positions", json!(options.layer.attention.max_seq_length));
             set("n_inner", json!(inner));
             set("layer_norm_epsilon", json!(eps));
             set("activation_function", json!("gelu_new"));
             "gpt2"
         } else {
-            set("hidden_size", json!(options.hidden_size));
+            set("hidden_size", json!(options.layer.hidden_size));
             set("intermediate_size", json!(inner));
             set("num_hidden_layers", json!(options.num_layers));
             set("num_attention_heads", json!(heads));
-            set("num_key_value_heads", json!(options.num_gqa_groups.unwrap_or(heads)));
+            set("num_key_value_heads", json!(options.layer.attention.num_gqa_groups.unwrap_or(heads)));
             set("head_dim", json!(head_dim));
-            set("max_position_embeddings", json!(options.max_seq_length));
+            set("max_position_embeddings", json!(options.layer.attention.max_seq_length));
             set("rms_norm_eps", json!(eps));
             set("hidden_act", json!("silu"));
-            set("rope_theta", json!(options.rope_base));
-            set("rope_scaling", rope_scaling(options.rope_scaling));
+            set("rope_theta", json!(options.layer.attention.rope_base));
+            set("rope_scaling", rope_scaling(options.layer.attention.rope_scaling));
             let windows = &options.sliding_windows;
             let window = windows.iter().flatten().next().copied();
-            let family = match (options.qkv_bias, options.qk_norm, window) {
+            let family = match (options.layer.qkv_bias, options.layer.attention.qk_norm.is_some(), window) {
                 (Some(true), ..) => "qwen2",
                 (_, true, _) => "qwen3",
                 (_, _, Some(_)) => "mistral",
@@ -119,33 +130,34 @@ fn expect_family(options: &GptOptions, is_gpt2: bool) -> Result<()> {
     };
     let (norm, activation) =
         if is_gpt2 { (Norm::LayerNorm, Activation::Gelu) } else { (Norm::RmsNorm, Activation::Swiglu) };
-    if options.norm.normalization != norm {
-        return refused("norm", format!("{:?}", options.norm.normalization), &format!("{norm:?}"));
+    if options.layer.norm.normalization != norm {
+        return refused("norm", format!("{:?}", options.layer.norm.normalization), &format!("{norm:?}"));
     }
-    if options.norm.zero_centered_gamma {
+    if options.layer.norm.zero_centered_gamma {
         return refused("zero_centered_gamma", "true".into(), "false");
     }
-    if options.activation != activation {
-        return refused("activation", format!("{:?}", options.activation), &format!("{activation:?}"));
+    if options.layer.activation != activation {
+        return refused("activation", format!("{:?}", options.layer.activation), &format!("{activation:?}"));
     }
-    if options.bias != is_gpt2 {
-        return refused("bias", options.bias.to_string(), &is_gpt2.to_string());
+    if options.layer.bias != is_gpt2 {
+        return refused("bias", options.layer.bias.to_string(), &is_gpt2.to_string());
     }
+    expect_plain(options, &refused)?;
     let windows = &options.sliding_windows;
     let is_windowed = windows.iter().any(Option::is_some);
     if is_gpt2 {
-        let heads = options.num_attention_heads;
-        if options.qkv_bias == Some(false) {
+        let heads = options.layer.attention.num_attention_heads;
+        if options.layer.qkv_bias == Some(false) {
             return refused("qkv_bias", "false".into(), "true");
         }
-        if options.qk_norm {
+        if options.layer.attention.qk_norm.is_some() {
             return refused("qk_norm", "true".into(), "false");
         }
-        if let Some(groups) = options.num_gqa_groups.filter(|&groups| groups != heads) {
+        if let Some(groups) = options.layer.attention.num_gqa_groups.filter(|&groups| groups != heads) {
             return refused("num_gqa_groups", groups.to_string(), &format!("{heads}, as there are heads"));
         }
-        let width = options.hidden_size / heads.max(1);
-        if let Some(size) = options.kv_channels.filter(|&size| size != width) {
+        let width = options.layer.hidden_size / heads.max(1);
+        if let Some(size) = options.layer.attention.kv_channels.filter(|&size| size != width) {
             return refused("kv_channels", size.to_string(), &format!("{width}, hidden_size / heads"));
         }
         if is_windowed {
@@ -153,7 +165,7 @@ fn expect_family(options: &GptOptions, is_gpt2: bool) -> Result<()> {
         }
         return Ok(());
     }
-    if options.qkv_bias == Some(true) && options.qk_norm {
+    if options.layer.qkv_bias == Some(true) && options.layer.attention.qk_norm.is_some() {
         return refused("qk_norm", "true with qkv_bias".into(), "one of the two");
     }
     let mut all = windows.iter().flatten();
@@ -161,9 +173,41 @@ fn expect_family(options: &GptOptions, is_gpt2: bool) -> Result<()> {
     if all.any(|window| Some(window) != first) {
         return refused("sliding_windows", format!("{windows:?}"), "one length");
     }
-    let is_qwen = options.qkv_bias == Some(true) || options.qk_norm;
+    let is_qwen = options.layer.qkv_bias == Some(true) || options.layer.attention.qk_norm.is_some();
     if is_windowed && !is_qwen && windows.contains(&None) {
         return refused("sliding_windows", format!("{windows:?}"), "one in all layers, or in none");
+    }
+    Ok(())
+}
+
+/// Refuses what no family has, whatever its norm and activation.
+fn expect_plain(
+    options: &GptOptions,
+    refused: &dyn Fn(&'static str, String, &str) -> Result<()>,
+) -> Result<()> {
+    let layer = &options.layer;
+    let attention = &layer.attention;
+    let flags = [
+        ("parallel_attention_mlp", layer.parallel_attention_mlp),
+        ("output_layernorm", layer.output_layernorm),
+        ("apply_residual_connection_post_layernorm", layer.apply_residual_connection_post_layernorm),
+    ];
+    if let Some((option, _)) = flags.into_iter().find(|(_, is_set)| *is_set) {
+        return refused(option, "true".into(), "false");
+    }
+    if let Some(scale) = attention.softmax_scale {
+        return refused("softmax_scale", scale.to_string(), "none");
+    }
+    if attention.window.0.is_some() {
+        return refused(
+            "window",
+            format!("{:?}", attention.window),
+            "none, and sliding_windows in its place",
+        );
+    }
+    let of_heads = NormOptions { normalization: Norm::RmsNorm, ..layer.norm };
+    if let Some(norm) = attention.qk_norm.filter(|norm| *norm != of_heads) {
+        return refused("qk_norm", format!("{norm:?}"), &format!("{of_heads:?}"));
     }
     Ok(())
 }

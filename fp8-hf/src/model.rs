@@ -6,7 +6,10 @@ use super::save_model::TABLE;
 use super::{Config, Folder};
 use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Tensor, ops};
-use fp8_nn::{Gpt, GptOptions, NormOptions, Parameter, frozen, parameters_mut};
+use fp8_nn::{
+    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, TransformerLayerOptions, frozen,
+    parameters_mut,
+};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -103,6 +106,9 @@ const GPT2: Sources = &[
     ("head.weight", &["lm_head.weight"]),
 ];
 
+/// Deviations of weights that are all read, so that none is drawn.
+pub(super) const NOT_DRAWN: InitOptions = InitOptions { init_std: 0.0, output_layer_init_std: 0.0 };
+
 impl Config {
     /// Returns the options of a [`Gpt`] of this configuration.
     ///
@@ -119,29 +125,34 @@ impl Config {
     #[must_use]
     pub fn gpt_options(&self) -> GptOptions {
         let rope = self.rope.as_ref();
+        let norm =
+            NormOptions { normalization: self.family.norm, eps: self.norm_eps as f32, ..Default::default() };
+        let of_heads = NormOptions { normalization: ops::Norm::RmsNorm, ..norm };
         GptOptions {
             vocab_size: self.vocab_size,
             num_layers: self.num_hidden_layers,
-            hidden_size: self.hidden_size,
-            ffn_hidden_size: Some(self.intermediate_size),
-            num_attention_heads: self.num_attention_heads,
-            num_gqa_groups: Some(self.num_key_value_heads),
-            kv_channels: Some(self.head_dim),
-            max_seq_length: self.max_position_embeddings,
-            activation: self.activation,
-            norm: NormOptions {
-                normalization: self.family.norm,
-                eps: self.norm_eps as f32,
-                ..Default::default()
-            },
-            rope_base: rope.map_or(10_000.0, |rope| rope.theta),
-            rope_scaling: rope.map_or(ops::RopeScaling::None, |rope| rope.scaling),
             learned_positions: self.family.has_learned_positions,
             sliding_windows: self.sliding_windows.clone(),
-            qk_norm: self.family.qk_norm,
-            bias: self.family.linear_bias,
-            qkv_bias: Some(self.family.linear_bias || self.family.qkv_bias),
             tie_word_embeddings: self.tie_word_embeddings,
+            layer: TransformerLayerOptions {
+                hidden_size: self.hidden_size,
+                ffn_hidden_size: self.intermediate_size,
+                attention: AttentionOptions {
+                    num_attention_heads: self.num_attention_heads,
+                    num_gqa_groups: Some(self.num_key_value_heads),
+                    kv_channels: Some(self.head_dim),
+                    max_seq_length: self.max_position_embeddings,
+                    rope_base: rope.map_or(10_000.0, |rope| rope.theta),
+                    rope_scaling: rope.map_or(ops::RopeScaling::None, |rope| rope.scaling),
+                    qk_norm: self.family.qk_norm.then_some(of_heads),
+                    ..Default::default()
+                },
+                activation: self.activation,
+                norm,
+                bias: self.family.linear_bias,
+                qkv_bias: Some(self.family.linear_bias || self.family.qkv_bias),
+                ..Default::default()
+            },
             ..Default::default()
         }
     }
@@ -230,13 +241,10 @@ impl Folder {
         }
         // Learned positions are a table of that many rows, which has to be read whole.
         let rows = if is_learned { longest } else { max_seq_length };
-        let gpt = GptOptions {
-            max_seq_length: rows,
-            params_dtype: options.params_dtype,
-            // Nothing is drawn: every value is read.
-            init_std: 0.0,
-            ..self.config.gpt_options()
-        };
+        let mut gpt = self.config.gpt_options();
+        gpt.layer.attention.max_seq_length = rows;
+        gpt.layer.params_dtype = options.params_dtype;
+        gpt.layer.init = NOT_DRAWN;
         let keeps = options.fp8 == Fp8Weights::Keep && !self.quantized.is_empty();
         if keeps {
             expect_frozen(&options.path, options.trainable)?;

@@ -46,7 +46,20 @@ impl TokenLosses {
 /// use fp8_hf::{TokenLosses, token_losses};
 /// # let device = Device::cpu();
 /// # let options = GptOptions {
-/// #     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, init_std: 0.0, ..Default::default()
+/// #     vocab_size: 16,
+/// #     num_layers: 2,
+/// #     layer: TransformerLayerOptions {
+/// #         hidden_size: 32,
+/// #         ffn_hidden_size: 128,
+/// #         attention: AttentionOptions {
+/// #             num_attention_heads: 4,
+/// #             max_seq_length: 8,
+/// #             ..Default::default()
+/// #         },
+/// #         init: InitOptions { init_std: 0.0, output_layer_init_std: 0.0 },
+/// #         ..Default::default()
+/// #     },
+/// #     ..Default::default()
 /// # };
 /// # let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
 /// let text: Vec<i32> = vec![1, 2, 3, 4, 5, 6, 7];

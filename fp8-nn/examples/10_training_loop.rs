@@ -36,9 +36,16 @@ impl Training {
         let options = GptOptions {
             vocab_size: 256,
             num_layers: 2,
-            hidden_size: 64,
-            num_attention_heads: 4,
-            max_seq_length: SEQ,
+            layer: TransformerLayerOptions {
+                hidden_size: 64,
+                ffn_hidden_size: 256,
+                attention: AttentionOptions {
+                    num_attention_heads: 4,
+                    max_seq_length: SEQ,
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device, &mut StdRng::seed_from_u64(0))?;

@@ -77,9 +77,12 @@ fn train() -> Result<(), Failure> {
     let options = GptOptions {
         vocab_size: VOCABULARY as usize,
         num_layers: 2,
-        hidden_size: 64,
-        num_attention_heads: 4,
-        max_seq_length: SEQ,
+        layer: TransformerLayerOptions {
+            hidden_size: 64,
+            ffn_hidden_size: 256,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: SEQ, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let mut model = Gpt::new("gpt", &options, &device, &mut StdRng::seed_from_u64(rank as u64))?;

@@ -58,7 +58,19 @@ use std::any::{Any, type_name};
 ///
 /// let device = Device::cpu();
 /// let options = GptOptions {
-///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+///     vocab_size: 16,
+///     num_layers: 2,
+///     layer: TransformerLayerOptions {
+///         hidden_size: 32,
+///         ffn_hidden_size: 128,
+///         attention: AttentionOptions {
+///             num_attention_heads: 4,
+///             max_seq_length: 8,
+///             ..Default::default()
+///         },
+///         ..Default::default()
+///     },
+///     ..Default::default()
 /// };
 /// let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?
 ///     .with_blocks(|_, inner| Ok(Box::new(Half { inner })))?;
@@ -108,7 +120,19 @@ pub trait Block: Module + 'static {
 /// use fp8_nn::prelude::*;
 ///
 /// let options = GptOptions {
-///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+///     vocab_size: 16,
+///     num_layers: 2,
+///     layer: TransformerLayerOptions {
+///         hidden_size: 32,
+///         ffn_hidden_size: 128,
+///         attention: AttentionOptions {
+///             num_attention_heads: 4,
+///             max_seq_length: 8,
+///             ..Default::default()
+///         },
+///         ..Default::default()
+///     },
+///     ..Default::default()
 /// };
 /// let model = Gpt::new("gpt", &options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
 /// assert!(model.blocks().all(|block| block.as_any().is::<TransformerLayer>() && block.kv_heads_dyn() == [4, 8]));

@@ -11,7 +11,7 @@ use crate::layer_norm::NormCore;
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
     AnySaved, DynBlock, Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions,
-    LossScaler, Result, SequenceInfo, TransformerLayer, composite, init,
+    LossScaler, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions, composite,
 };
 use fp8_kernels::ops::{
     self, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, NormStats, Positions,
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// A decoder-only language model: embedding, causal transformer blocks with RoPE or learned positions, norm, head.
 ///
-/// The blocks' GEMMs run in FP8; embedding, norms, head and loss run in high precision, and so does attention, unless `fp8_dpa`
+/// The blocks' GEMMs run in FP8; embedding, norms, head and loss run in high precision, and so does attention, unless `layer.attention.fp8_dpa`
 /// is set.
 ///
 /// | parameters | layer |
@@ -43,9 +43,16 @@ use std::sync::Arc;
 /// let options = GptOptions {
 ///     vocab_size: 16,
 ///     num_layers: 2,
-///     hidden_size: 32,
-///     num_attention_heads: 4,
-///     max_seq_length: 8,
+///     layer: TransformerLayerOptions {
+///         hidden_size: 32,
+///         ffn_hidden_size: 128,
+///         attention: AttentionOptions {
+///             num_attention_heads: 4,
+///             max_seq_length: 8,
+///             ..Default::default()
+///         },
+///         ..Default::default()
+///     },
 ///     ..Default::default()
 /// };
 /// let mut model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
@@ -110,15 +117,10 @@ impl Gpt {
     /// # Errors
     /// A size of 0, more layers than memory holds, and all errors of its layers.
     pub fn new(path: &str, options: &GptOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
-        let GptOptions { vocab_size, num_layers, hidden_size, params_dtype, init_std, .. } = *options;
-        init::check_positive(
-            path,
-            &[
-                ("vocab_size", vocab_size),
-                ("num_layers", num_layers),
-                ("max_seq_length", options.max_seq_length),
-            ],
-        )?;
+        options.check(path)?;
+        let GptOptions { vocab_size, num_layers, ref layer, .. } = *options;
+        let TransformerLayerOptions { hidden_size, norm, params_dtype, .. } = *layer;
+        let (init_std, max_seq_length) = (layer.init.init_std, layer.attention.max_seq_length);
         let mut blocks: Vec<Box<dyn DynBlock>> = Vec::new();
         blocks.try_reserve_exact(num_layers).map_err(|_| Error::Option {
             part: path.to_owned(),
@@ -128,16 +130,7 @@ impl Gpt {
         })?;
         let table = EmbeddingOptions { num_embeddings: vocab_size, hidden_size, params_dtype, init_std };
         let embedding = Embedding::new(&format!("{path}.embedding"), &table, device, rng)?;
-        let windows = &options.sliding_windows;
-        if !(windows.is_empty() || windows.len() == num_layers) || windows.contains(&Some(0)) {
-            return Err(Error::Option {
-                part: path.to_owned(),
-                option: "sliding_windows",
-                value: format!("{windows:?}"),
-                remedy: format!("expected none, or one of at least 1 for each of the {num_layers} layers"),
-            });
-        }
-        let position = EmbeddingOptions { num_embeddings: options.max_seq_length, ..table.clone() };
+        let position = EmbeddingOptions { num_embeddings: max_seq_length, ..table.clone() };
         let position = || Embedding::new(&format!("{path}.position"), &position, device, rng);
         let position = options.learned_positions.then(position).transpose()?;
         // One for all blocks: that of a long context takes more memory than a block.
@@ -157,19 +150,19 @@ impl Gpt {
         };
         Ok(Self {
             path: path.into(),
-            max_seq_length: options.max_seq_length,
+            max_seq_length,
             embedding,
             embedding_dropout: Rate::new(path, "embedding_dropout", options.embedding_dropout)?,
             position,
             blocks,
-            norm: NormCore::new(&format!("{path}.norm"), hidden_size, options.norm, params_dtype, device)?,
+            norm: NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device)?,
             head: match options.tie_word_embeddings {
                 true => Head::Tied,
                 false => {
                     Head::Linear(Linear::new(&format!("{path}.head"), head, device, rng)?.in_high_precision())
                 }
             },
-            has_f32_residual: options.fp32_residual_connection,
+            has_f32_residual: layer.fp32_residual_connection,
         })
     }
 

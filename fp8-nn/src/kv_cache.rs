@@ -14,7 +14,19 @@ use fp8_kernels::{DType, Device, Shape, Tensor};
 /// use fp8_nn::prelude::*;
 /// # let device = Device::cpu();
 /// # let options = GptOptions {
-/// #     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+/// #     vocab_size: 16,
+/// #     num_layers: 2,
+/// #     layer: TransformerLayerOptions {
+/// #         hidden_size: 32,
+/// #         ffn_hidden_size: 128,
+/// #         attention: AttentionOptions {
+/// #             num_attention_heads: 4,
+/// #             max_seq_length: 8,
+/// #             ..Default::default()
+/// #         },
+/// #         ..Default::default()
+/// #     },
+/// #     ..Default::default()
 /// # };
 /// # let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
 /// let mut scaling = Scaling::new(&model, &device)?;
@@ -277,7 +289,19 @@ impl Step {
 ///
 /// let device = Device::cpu();
 /// let options = GptOptions {
-///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+///     vocab_size: 16,
+///     num_layers: 2,
+///     layer: TransformerLayerOptions {
+///         hidden_size: 32,
+///         ffn_hidden_size: 128,
+///         attention: AttentionOptions {
+///             num_attention_heads: 4,
+///             max_seq_length: 8,
+///             ..Default::default()
+///         },
+///         ..Default::default()
+///     },
+///     ..Default::default()
 /// };
 /// let square = LinearOptions { in_features: 32, out_features: 32, ..Default::default() };
 /// let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?.with_blocks(|index, _| {

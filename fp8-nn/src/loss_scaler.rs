@@ -67,7 +67,21 @@ impl Default for LossScalerOptions {
 /// ```
 /// use fp8_nn::prelude::*;
 /// # let (device, mut rng) = (Device::cpu(), fp8_nn::rand::rng());
-/// # let options = GptOptions { vocab_size: 16, num_layers: 1, hidden_size: 32, num_attention_heads: 2, max_seq_length: 8, ..Default::default() };
+/// # let options = GptOptions {
+/// #     vocab_size: 16,
+/// #     num_layers: 1,
+/// #     layer: TransformerLayerOptions {
+/// #         hidden_size: 32,
+/// #         ffn_hidden_size: 128,
+/// #         attention: AttentionOptions {
+/// #             num_attention_heads: 2,
+/// #             max_seq_length: 8,
+/// #             ..Default::default()
+/// #         },
+/// #         ..Default::default()
+/// #     },
+/// #     ..Default::default()
+/// # };
 /// # let ids = Tensor::from_vec(vec![1i32, 2, 3, 4, 5, 6, 7, 8], [1, 8], &device)?;
 /// # let targets = Tensor::from_vec(vec![2i32, 3, 4, 5, 6, 7, 8, 9], [1, 8], &device)?;
 /// let mut model = Gpt::new("gpt", &options, &device, &mut rng)?;

@@ -94,10 +94,13 @@ fn train(params_dtype: DType, recipe: Option<&Recipe>) -> Result<()> {
     let options = GptOptions {
         vocab_size: 50,
         num_layers: 2,
-        hidden_size: 48,
-        num_attention_heads: 3,
-        max_seq_length: SEQ,
-        params_dtype,
+        layer: TransformerLayerOptions {
+            hidden_size: 48,
+            ffn_hidden_size: 192,
+            attention: AttentionOptions { num_attention_heads: 3, max_seq_length: SEQ, ..Default::default() },
+            params_dtype,
+            ..Default::default()
+        },
         ..Default::default()
     };
     let mut rng = StdRng::seed_from_u64(1);

@@ -26,17 +26,23 @@ fn options(hidden_size: usize) -> GptOptions {
     GptOptions {
         vocab_size: 64,
         num_layers: LAYERS,
-        hidden_size,
-        num_attention_heads: 4,
-        max_seq_length: 64,
-        params_dtype: DType::BF16,
+        layer: TransformerLayerOptions {
+            hidden_size,
+            ffn_hidden_size: 4 * hidden_size,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 64, ..Default::default() },
+            params_dtype: DType::BF16,
+            ..Default::default()
+        },
         ..Default::default()
     }
 }
 
 fn measure(hidden: usize, enabled: bool, recompute: RecomputeLevel) -> Bytes {
     let device = Device::cpu();
-    let options = GptOptions { recompute, ..options(hidden) };
+    let options = GptOptions {
+        layer: TransformerLayerOptions { recompute, ..options(hidden).layer },
+        ..options(hidden)
+    };
     let mut model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
     let mut scaling = Scaling::new(&model, &device).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
@@ -79,9 +85,12 @@ fn stored_in_fp8(hidden: usize) -> [[usize; 2]; 3] {
     let options = GptOptions {
         vocab_size: 64,
         num_layers: LAYERS,
-        hidden_size: hidden,
-        num_attention_heads: 4,
-        max_seq_length: 64,
+        layer: TransformerLayerOptions {
+            hidden_size: hidden,
+            ffn_hidden_size: 4 * hidden,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 64, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let recipe = Recipe::from(DelayedScaling::default());
@@ -109,9 +118,12 @@ fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
     let options = GptOptions {
         vocab_size: 64,
         num_layers: layers,
-        hidden_size: 64,
-        num_attention_heads: 4,
-        max_seq_length: 64,
+        layer: TransformerLayerOptions {
+            hidden_size: 64,
+            ffn_hidden_size: 256,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 64, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
@@ -139,7 +151,15 @@ fn evaluation(layers: usize, enabled: bool) -> [usize; 2] {
 /// with this capacity.
 fn generation(capacity: usize, dtype: DType) -> usize {
     let device = Device::cpu();
-    let options = GptOptions { num_layers: 2, max_seq_length: 4096, params_dtype: dtype, ..options(64) };
+    let options = GptOptions {
+        num_layers: 2,
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions { max_seq_length: 4096, ..options(64).layer.attention },
+            params_dtype: dtype,
+            ..options(64).layer
+        },
+        ..options(64)
+    };
     let model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
     let mut scaling = Scaling::new(&model, &device).unwrap();
     let mut cx = scaling.eval(&Recipe::off()).unwrap();
@@ -182,7 +202,14 @@ fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
 /// The bytes of the tables of rotary positions in a model of so many layers.
 fn positions(layers: usize) -> usize {
     let device = Device::cpu();
-    let options = |max_seq_length| GptOptions { num_layers: layers, max_seq_length, ..options(32) };
+    let options = |max_seq_length| GptOptions {
+        num_layers: layers,
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions { max_seq_length, ..options(32).layer.attention },
+            ..options(32).layer
+        },
+        ..options(32)
+    };
     let bytes = |max_seq_length| {
         let before = device.memory_report().now.total();
         let model = Gpt::new("gpt", &options(max_seq_length), &device, &mut ChaCha8Rng::seed_from_u64(1));

@@ -47,9 +47,16 @@ impl Training {
         let options = GptOptions {
             vocab_size: 256,
             num_layers,
-            hidden_size,
-            num_attention_heads: 2,
-            max_seq_length: length,
+            layer: TransformerLayerOptions {
+                hidden_size,
+                ffn_hidden_size: 4 * hidden_size,
+                attention: AttentionOptions {
+                    num_attention_heads: 2,
+                    max_seq_length: length,
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();

@@ -49,18 +49,41 @@ pub(crate) struct Session {
     hf_config: Option<(String, String)>,
 }
 
-/// The options that `--model` sets.
-fn kind(settings: &Settings) -> GptOptions {
-    match settings.model {
-        ModelName::Gpt => GptOptions::default(),
-        // SwiGLU has three matrices: with two thirds of the width they have as many weights.
-        ModelName::Llama => GptOptions {
-            activation: Activation::Swiglu,
-            norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
-            ffn_hidden_size: Some((settings.hidden * 8 / 3).next_multiple_of(16)),
-            bias: false,
+/// Returns the options of the model.
+fn model_options(settings: &Settings, place: Place) -> GptOptions {
+    let plain = TransformerLayerOptions {
+        hidden_size: settings.hidden,
+        ffn_hidden_size: settings.hidden.saturating_mul(4),
+        attention: AttentionOptions {
+            num_attention_heads: settings.heads,
+            max_seq_length: settings.seq,
+            // Without the options, the recipe decides.
+            fp8_dpa: settings.fp8_attention.then_some(true),
+            fp8_mha: settings.fp8_mha.then_some(true),
+            attention_dropout: settings.dropout,
             ..Default::default()
         },
+        hidden_dropout: settings.dropout,
+        recompute: place.recompute,
+        ..Default::default()
+    };
+    let layer = match settings.model {
+        ModelName::Gpt => plain,
+        // SwiGLU has three matrices: with two thirds of the width they have as many weights.
+        ModelName::Llama => TransformerLayerOptions {
+            activation: Activation::Swiglu,
+            norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+            ffn_hidden_size: (settings.hidden * 8 / 3).next_multiple_of(16),
+            bias: false,
+            ..plain
+        },
+    };
+    GptOptions {
+        vocab_size: 256,
+        num_layers: settings.layers,
+        layer,
+        embedding_dropout: settings.dropout,
+        ..Default::default()
     }
 }
 
@@ -106,21 +129,7 @@ impl Session {
             DeviceName::Cpu => Device::cpu(),
             DeviceName::Cuda(index) => Device::cuda(index)?,
         };
-        let options = GptOptions {
-            vocab_size: 256,
-            num_layers: settings.layers,
-            hidden_size: settings.hidden,
-            num_attention_heads: settings.heads,
-            max_seq_length: settings.seq,
-            recompute: place.recompute,
-            // Without the options, the recipe decides.
-            fp8_dpa: settings.fp8_attention.then_some(true),
-            fp8_mha: settings.fp8_mha.then_some(true),
-            embedding_dropout: settings.dropout,
-            attention_dropout: settings.dropout,
-            hidden_dropout: settings.dropout,
-            ..kind(settings)
-        };
+        let options = model_options(settings, place);
         // What Hugging Face has no family for is saved without.
         let hf_config = Config::from_gpt_options(&options).ok().map(|config| config.metadata());
         let before = device.memory_report().now;

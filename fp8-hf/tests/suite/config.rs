@@ -376,7 +376,7 @@ fn fields_that_change_nothing_are_accepted() {
     // Qwen2 has biases in q, k and v in any case.
     for attention_bias in [true, false] {
         let config = parsed(&json!({"model_type": "qwen2", "attention_bias": attention_bias}));
-        assert_eq!(config.gpt_options().qkv_bias, Some(true));
+        assert_eq!(config.gpt_options().layer.qkv_bias, Some(true));
     }
     let theta = json!({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 500000}});
     assert_eq!(parsed(&theta).rope.unwrap().theta, 5e5);

@@ -305,16 +305,32 @@ fn options_of_every_family_become_its_configuration() {
     let gpt2 = Config::read(&golden().join("configs/gpt2/config.json")).unwrap().gpt_options();
     let windows =
         |windows: [Option<usize>; 3]| GptOptions { sliding_windows: windows.to_vec(), ..llama.clone() };
-    let norm = NormOptions { zero_centered_gamma: true, ..llama.norm };
+    let norm = NormOptions { zero_centered_gamma: true, ..llama.layer.norm };
     for (options, problem) in [
         (
             GptOptions::default(),
             "norm = LayerNorm: expected RmsNorm: a Llama of Hugging Face has RmsNorm, Swiglu, RoPE and no bias",
         ),
-        (GptOptions { activation: Activation::Gelu, ..llama.clone() }, "activation = Gelu: expected Swiglu"),
-        (GptOptions { norm, ..llama.clone() }, "zero_centered_gamma = true: expected false"),
         (
-            GptOptions { qkv_bias: Some(true), qk_norm: true, ..llama.clone() },
+            GptOptions {
+                layer: TransformerLayerOptions { activation: Activation::Gelu, ..llama.layer },
+                ..llama.clone()
+            },
+            "activation = Gelu: expected Swiglu",
+        ),
+        (
+            GptOptions { layer: TransformerLayerOptions { norm, ..llama.layer }, ..llama.clone() },
+            "zero_centered_gamma = true: expected false",
+        ),
+        (
+            GptOptions {
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { qk_norm: Some(llama.layer.norm), ..llama.layer.attention },
+                    qkv_bias: Some(true),
+                    ..llama.layer
+                },
+                ..llama.clone()
+            },
             "qk_norm = true with qkv_bias: expected one of the two",
         ),
         (
@@ -329,14 +345,57 @@ fn options_of_every_family_become_its_configuration() {
             GptOptions { learned_positions: true, ..llama.clone() },
             "norm = RmsNorm: expected LayerNorm: a GPT-2 of",
         ),
-        (GptOptions { num_gqa_groups: Some(2), ..gpt2.clone() }, "num_gqa_groups = 2: expected 4"),
-        (GptOptions { kv_channels: Some(16), ..gpt2.clone() }, "kv_channels = 16: expected 8"),
-        (GptOptions { qkv_bias: Some(false), ..gpt2.clone() }, "qkv_bias = false: expected true"),
-        (GptOptions { qk_norm: true, ..gpt2 }, "qk_norm = true: expected false"),
+        (
+            GptOptions {
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { num_gqa_groups: Some(2), ..gpt2.layer.attention },
+                    ..gpt2.layer
+                },
+                ..gpt2.clone()
+            },
+            "num_gqa_groups = 2: expected 4",
+        ),
+        (
+            GptOptions {
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { kv_channels: Some(16), ..gpt2.layer.attention },
+                    ..gpt2.layer
+                },
+                ..gpt2.clone()
+            },
+            "kv_channels = 16: expected 8",
+        ),
+        (
+            GptOptions {
+                layer: TransformerLayerOptions { qkv_bias: Some(false), ..gpt2.layer },
+                ..gpt2.clone()
+            },
+            "qkv_bias = false: expected true",
+        ),
+        (
+            GptOptions {
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions {
+                        qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
+                        ..gpt2.layer.attention
+                    },
+                    ..gpt2.layer
+                },
+                ..gpt2
+            },
+            "qk_norm = true: expected false",
+        ),
     ] {
         let error = Config::from_gpt_options(&options).unwrap_err().to_string();
         assert!(error.starts_with(&format!("hf::Config: {problem}")), "{error}");
     }
-    let error = Config::from_gpt_options(&GptOptions { num_attention_heads: 0, ..llama }).unwrap_err();
+    let error = Config::from_gpt_options(&GptOptions {
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions { num_attention_heads: 0, ..llama.layer.attention },
+            ..llama.layer
+        },
+        ..llama
+    })
+    .unwrap_err();
     assert!(error.to_string().contains("num_attention_heads"), "{error}");
 }

@@ -38,9 +38,16 @@ pub(crate) fn model(size: &Size) -> fp8_nn::Result<Gpt> {
     let options = GptOptions {
         vocab_size: VOCABULARY,
         num_layers: size.layers,
-        hidden_size: size.hidden,
-        num_attention_heads: size.heads,
-        max_seq_length: size.seq,
+        layer: TransformerLayerOptions {
+            hidden_size: size.hidden,
+            ffn_hidden_size: 4 * size.hidden,
+            attention: AttentionOptions {
+                num_attention_heads: size.heads,
+                max_seq_length: size.seq,
+                ..Default::default()
+            },
+            ..Default::default()
+        },
         ..Default::default()
     };
     Gpt::new("gpt", &options, &Device::cpu(), &mut stream(0))

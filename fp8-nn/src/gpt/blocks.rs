@@ -48,7 +48,19 @@ impl Gpt {
     ///
     /// let device = Device::cpu();
     /// let options = GptOptions {
-    ///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+    ///     vocab_size: 16,
+    ///     num_layers: 2,
+    ///     layer: TransformerLayerOptions {
+    ///         hidden_size: 32,
+    ///         ffn_hidden_size: 128,
+    ///         attention: AttentionOptions {
+    ///             num_attention_heads: 4,
+    ///             max_seq_length: 8,
+    ///             ..Default::default()
+    ///         },
+    ///         ..Default::default()
+    ///     },
+    ///     ..Default::default()
     /// };
     /// // Three labels for each token, in place of the vocabulary.
     /// let labels = LinearOptions { in_features: 32, out_features: 3, ..Default::default() };
@@ -126,7 +138,19 @@ impl Gpt {
     /// use fp8_nn::prelude::*;
     ///
     /// let options = GptOptions {
-    ///     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+    ///     vocab_size: 16,
+    ///     num_layers: 2,
+    ///     layer: TransformerLayerOptions {
+    ///         hidden_size: 32,
+    ///         ffn_hidden_size: 128,
+    ///         attention: AttentionOptions {
+    ///             num_attention_heads: 4,
+    ///             max_seq_length: 8,
+    ///             ..Default::default()
+    ///         },
+    ///         ..Default::default()
+    ///     },
+    ///     ..Default::default()
     /// };
     /// let model = Gpt::new("gpt", &options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
     /// let names: Vec<_> = model.block::<TransformerLayer>(1).into_iter().map(|block| {

@@ -14,7 +14,19 @@ impl Gpt {
     /// use fp8_nn::prelude::*;
     /// # let device = Device::cpu();
     /// # let options = GptOptions {
-    /// #     vocab_size: 16, num_layers: 2, hidden_size: 32, num_attention_heads: 4, max_seq_length: 8, ..Default::default()
+    /// #     vocab_size: 16,
+    /// #     num_layers: 2,
+    /// #     layer: TransformerLayerOptions {
+    /// #         hidden_size: 32,
+    /// #         ffn_hidden_size: 128,
+    /// #         attention: AttentionOptions {
+    /// #             num_attention_heads: 4,
+    /// #             max_seq_length: 8,
+    /// #             ..Default::default()
+    /// #         },
+    /// #         ..Default::default()
+    /// #     },
+    /// #     ..Default::default()
     /// # };
     /// # let model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
     /// let mut scaling = Scaling::new(&model, &device)?;

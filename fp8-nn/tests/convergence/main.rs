@@ -37,15 +37,27 @@ enum Form {
 
 impl Form {
     fn options(self) -> GptOptions {
-        let gpt = GptOptions { num_layers: 2, hidden_size: 64, num_attention_heads: 4, ..Default::default() };
+        let gpt = GptOptions {
+            num_layers: 2,
+            layer: TransformerLayerOptions {
+                hidden_size: 64,
+                ffn_hidden_size: 256,
+                attention: AttentionOptions { num_attention_heads: 4, ..Default::default() },
+                ..Default::default()
+            },
+            ..Default::default()
+        };
         match self {
             Self::Gpt => gpt,
             Self::Llama => GptOptions {
-                num_gqa_groups: Some(2),
-                ffn_hidden_size: Some(176),
-                activation: Activation::Swiglu,
-                norm: NormOptions { normalization: Norm::RmsNorm, ..gpt.norm },
-                bias: false,
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { num_gqa_groups: Some(2), ..gpt.layer.attention },
+                    ffn_hidden_size: 176,
+                    activation: Activation::Swiglu,
+                    norm: NormOptions { normalization: Norm::RmsNorm, ..gpt.layer.norm },
+                    bias: false,
+                    ..gpt.layer
+                },
                 ..gpt
             },
         }

@@ -157,7 +157,14 @@ pub(crate) fn train(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) ->
 fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outcome {
     let device = Device::cpu();
     let mut rng = ChaCha8Rng::seed_from_u64(seed); // its stream 0; that of step n is n
-    let options = GptOptions { vocab_size: 128, max_seq_length: SEQ, ..options.clone() };
+    let options = GptOptions {
+        vocab_size: 128,
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions { max_seq_length: SEQ, ..options.layer.attention },
+            ..options.layer
+        },
+        ..options.clone()
+    };
     let model = Gpt::new("gpt", &options, &device, &mut rng).unwrap();
     let (unused, fp8) = (Recipe::from(DelayedScaling::default()), recipe.is_some());
     let mut training = Training {

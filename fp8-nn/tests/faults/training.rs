@@ -32,12 +32,18 @@ impl Training {
         let options = GptOptions {
             vocab_size: 16,
             num_layers: 1,
-            hidden_size: 16,
-            ffn_hidden_size: Some(16),
-            num_attention_heads: 1,
-            max_seq_length: 16,
-            params_dtype: DType::BF16,
-            init_std: 0.1,
+            layer: TransformerLayerOptions {
+                hidden_size: 16,
+                ffn_hidden_size: 16,
+                attention: AttentionOptions {
+                    num_attention_heads: 1,
+                    max_seq_length: 16,
+                    ..GptOptions::default().layer.attention
+                },
+                params_dtype: DType::BF16,
+                init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
+                ..GptOptions::default().layer
+            },
             ..GptOptions::default()
         };
         let model = Gpt::new("gpt", &options, &device, &mut ChaCha8Rng::seed_from_u64(7)).unwrap();

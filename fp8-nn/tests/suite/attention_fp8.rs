@@ -53,11 +53,18 @@ fn gpt(fp8_dpa: bool) -> Gpt {
     let options = GptOptions {
         vocab_size: 20,
         num_layers: 2,
-        hidden_size: 32,
-        num_attention_heads: 2,
-        max_seq_length: 8,
-        init_std: 0.1,
-        fp8_dpa: Some(fp8_dpa),
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions {
+                num_attention_heads: 2,
+                max_seq_length: 8,
+                fp8_dpa: Some(fp8_dpa),
+                ..Default::default()
+            },
+            init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
+            ..Default::default()
+        },
         ..Default::default()
     };
     Gpt::new("gpt", &options, &device(), &mut rng(1)).unwrap()

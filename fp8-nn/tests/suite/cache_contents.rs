@@ -12,12 +12,30 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Recipes whose scales depend on all values of a tensor, without and with attention in FP8.
 fn cases() -> Vec<(Recipe, GptOptions)> {
-    let mut cases = vec![(current(), GptOptions { fp8_dpa: Some(true), ..llama() })];
+    let mut cases = vec![(
+        current(),
+        GptOptions {
+            layer: TransformerLayerOptions {
+                attention: AttentionOptions { fp8_dpa: Some(true), ..llama().layer.attention },
+                ..llama().layer
+            },
+            ..llama()
+        },
+    )];
     cases.extend(unless_simulated(
         vec![
             (current(), llama()),
             // Without a step before, slots take the scales of their own tensors.
-            (delayed(), GptOptions { fp8_dpa: Some(true), ..llama() }),
+            (
+                delayed(),
+                GptOptions {
+                    layer: TransformerLayerOptions {
+                        attention: AttentionOptions { fp8_dpa: Some(true), ..llama().layer.attention },
+                        ..llama().layer
+                    },
+                    ..llama()
+                },
+            ),
             (Recipe::off(), llama()),
         ],
         vec![],
@@ -53,7 +71,13 @@ fn tokens_that_were_removed_leave_no_trace() {
 fn padding_and_rows_without_new_tokens_leave_no_trace() {
     let mut cases = cases();
     // Biases and LayerNorms make something of 0.
-    let residuals = GptOptions { fp32_residual_connection: true, ..crate::generation::options() };
+    let residuals = GptOptions {
+        layer: TransformerLayerOptions {
+            fp32_residual_connection: true,
+            ..crate::generation::options().layer
+        },
+        ..crate::generation::options()
+    };
     cases.extend(unless_simulated(
         vec![(current(), crate::generation::options()), (current(), residuals)],
         vec![],
@@ -85,8 +109,25 @@ fn padding_and_rows_without_new_tokens_leave_no_trace() {
 #[test]
 fn rows_of_different_lengths_have_their_logits_in_fp8() {
     let windows = GptOptions { sliding_windows: vec![Some(3), None], ..llama() };
-    let heads = GptOptions { qk_norm: true, kv_channels: Some(12), num_gqa_groups: Some(1), ..llama() };
-    let fp8_dpa = GptOptions { fp8_dpa: Some(true), ..llama() };
+    let heads = GptOptions {
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions {
+                qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
+                kv_channels: Some(12),
+                num_gqa_groups: Some(1),
+                ..llama().layer.attention
+            },
+            ..llama().layer
+        },
+        ..llama()
+    };
+    let fp8_dpa = GptOptions {
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions { fp8_dpa: Some(true), ..llama().layer.attention },
+            ..llama().layer
+        },
+        ..llama()
+    };
     for (name, options, dtype) in unless_simulated(
         vec![
             ("windows", windows, DType::F32),
@@ -96,7 +137,13 @@ fn rows_of_different_lengths_have_their_logits_in_fp8() {
         ],
         vec![("attention in FP8", fp8_dpa, DType::F32)],
     ) {
-        let model = model(&GptOptions { init_std: 0.05, ..options });
+        let model = model(&GptOptions {
+            layer: TransformerLayerOptions {
+                init: InitOptions { init_std: 0.05, output_layer_init_std: 0.05 },
+                ..options.layer
+            },
+            ..options
+        });
         let mut scaling = Scaling::new(&model, &device()).unwrap();
         let all = ids([3, 9], VOCABULARY as i32, 7);
         let run = AutocastOptions { compute_dtype: Some(dtype), ..Default::default() };

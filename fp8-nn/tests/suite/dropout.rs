@@ -70,10 +70,13 @@ fn the_embedding_drops_as_in_gpt2() {
     let options = |embedding_dropout| GptOptions {
         vocab_size: 20,
         num_layers: 1,
-        hidden_size: 32,
-        num_attention_heads: 4,
-        max_seq_length: 8,
         embedding_dropout,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let run = |p| {
@@ -211,13 +214,20 @@ fn job(seed: u64) -> (Gpt, AdamW, Scaling) {
     let options = GptOptions {
         vocab_size: 20,
         num_layers: 1,
-        hidden_size: 32,
-        num_attention_heads: 4,
-        max_seq_length: 8,
         embedding_dropout: 0.1,
-        attention_dropout: 0.1,
-        hidden_dropout: 0.1,
-        drop_path_rate: 0.1,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions {
+                num_attention_heads: 4,
+                max_seq_length: 8,
+                attention_dropout: 0.1,
+                ..Default::default()
+            },
+            hidden_dropout: 0.1,
+            drop_path_rate: 0.1,
+            ..Default::default()
+        },
         ..Default::default()
     };
     let model = Gpt::new("gpt", &options, &device(), &mut rng(seed)).unwrap();
@@ -356,10 +366,17 @@ fn probabilities_out_of_range_are_refused() {
         let options = GptOptions {
             vocab_size: 20,
             num_layers: 1,
-            hidden_size: 32,
-            num_attention_heads: 4,
-            max_seq_length: 8,
             embedding_dropout: p,
+            layer: TransformerLayerOptions {
+                hidden_size: 32,
+                ffn_hidden_size: 128,
+                attention: AttentionOptions {
+                    num_attention_heads: 4,
+                    max_seq_length: 8,
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
             ..Default::default()
         };
         let refused = error(Gpt::new("gpt", &options, &device(), &mut rng(1)));

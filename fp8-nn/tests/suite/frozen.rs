@@ -335,8 +335,11 @@ fn frozen_parameters_change_no_other_gradient() {
     let recipe = Recipe::from_name("current").unwrap();
     for (&recompute, delay) in levels.iter().flat_map(|level| [(level, false), (level, true)]) {
         let run = |is_frozen: &dyn Fn(&Parameter) -> bool| {
-            let options =
-                GptOptions { recompute, tie_word_embeddings: true, ..crate::support::gpt_options() };
+            let options = GptOptions {
+                tie_word_embeddings: true,
+                layer: TransformerLayerOptions { recompute, ..crate::support::gpt_options().layer },
+                ..crate::support::gpt_options()
+            };
             let mut model = Gpt::new("gpt", &options, &device(), &mut crate::support::rng(2)).unwrap();
             freeze(&mut model, is_frozen);
             let mut scaling = Scaling::new(&model, &device()).unwrap();

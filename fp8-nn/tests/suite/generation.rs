@@ -13,10 +13,13 @@ pub(crate) fn options() -> GptOptions {
     GptOptions {
         vocab_size: VOCABULARY,
         num_layers: 2,
-        hidden_size: 32,
-        num_attention_heads: 4,
-        max_seq_length: 16,
-        init_std: 0.15,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 16, ..Default::default() },
+            init: InitOptions { init_std: 0.15, output_layer_init_std: 0.15 },
+            ..Default::default()
+        },
         ..Default::default()
     }
 }
@@ -28,11 +31,14 @@ pub(crate) fn model(options: &GptOptions) -> Gpt {
 /// As Llama has it: RMSNorm, swiglu, grouped queries, no biases.
 pub(crate) fn llama() -> GptOptions {
     GptOptions {
-        ffn_hidden_size: Some(48),
-        num_gqa_groups: Some(2),
-        activation: Activation::Swiglu,
-        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
-        bias: false,
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions { num_gqa_groups: Some(2), ..options().layer.attention },
+            ffn_hidden_size: 48,
+            activation: Activation::Swiglu,
+            norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+            bias: false,
+            ..options().layer
+        },
         ..options()
     }
 }
@@ -46,21 +52,30 @@ fn decoders() -> Vec<(&'static str, GptOptions)> {
         (
             "norms of heads, a size of their own, scaled RoPE",
             GptOptions {
-                qk_norm: true,
-                kv_channels: Some(12),
-                qkv_bias: Some(true),
-                num_gqa_groups: Some(1),
-                rope_scaling: RopeScaling::Linear { factor: 4.0 },
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions {
+                        qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
+                        kv_channels: Some(12),
+                        num_gqa_groups: Some(1),
+                        rope_scaling: RopeScaling::Linear { factor: 4.0 },
+                        ..llama().layer.attention
+                    },
+                    qkv_bias: Some(true),
+                    ..llama().layer
+                },
                 ..llama()
             },
         ),
         (
             "f32 residuals, dropout",
             GptOptions {
-                fp32_residual_connection: true,
-                hidden_dropout: 0.5,
                 embedding_dropout: 0.5,
-                recompute: RecomputeLevel::Attention,
+                layer: TransformerLayerOptions {
+                    fp32_residual_connection: true,
+                    hidden_dropout: 0.5,
+                    recompute: RecomputeLevel::Attention,
+                    ..options().layer
+                },
                 ..options()
             },
         ),
@@ -159,14 +174,39 @@ fn a_cache_in_fp8_stays_near_the_whole_sequence() {
         (delayed(), llama()),
         (current(), llama()),
         (Recipe::from_name("block").unwrap(), llama()),
-        (delayed(), GptOptions { fp8_dpa: Some(true), ..llama() }),
-        (current(), GptOptions { fp8_mha: Some(true), learned_positions: true, ..options() }),
+        (
+            delayed(),
+            GptOptions {
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { fp8_dpa: Some(true), ..llama().layer.attention },
+                    ..llama().layer
+                },
+                ..llama()
+            },
+        ),
+        (
+            current(),
+            GptOptions {
+                learned_positions: true,
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { fp8_mha: Some(true), ..options().layer.attention },
+                    ..options().layer
+                },
+                ..options()
+            },
+        ),
     ];
     for name in unless_simulated(&["te-v0", "rowwise", "rowwise-gw-hp", "deepseek", "mxfp8"][..], &[]) {
         cases.push((Recipe::from_name(name).unwrap(), llama()));
     }
     for (index, (recipe, options)) in cases.into_iter().enumerate() {
-        let mut model = model(&GptOptions { init_std: 0.05, ..options });
+        let mut model = model(&GptOptions {
+            layer: TransformerLayerOptions {
+                init: InitOptions { init_std: 0.05, output_layer_init_std: 0.05 },
+                ..options.layer
+            },
+            ..options
+        });
         if index == 1 {
             quantize_weights(&mut model, &recipe).unwrap();
         }
@@ -396,7 +436,10 @@ fn prompts_that_do_not_fit_are_refused() {
 #[test]
 fn the_capacity_of_a_cache_changes_no_bit() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let model = model(&GptOptions { params_dtype: dtype, ..llama() });
+        let model = model(&GptOptions {
+            layer: TransformerLayerOptions { params_dtype: dtype, ..llama().layer },
+            ..llama()
+        });
         let mut scaling = Scaling::new(&model, &device()).unwrap();
         let mut run = |capacity: usize| {
             let mut cx = scaling.eval(&Recipe::off()).unwrap();

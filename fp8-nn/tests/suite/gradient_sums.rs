@@ -148,9 +148,30 @@ fn every_gradient_that_a_scope_fills_is_noted() {
     let models = || {
         let small = GptOptions { num_layers: 1, ..gpt_options() };
         [
-            of(GptOptions { qk_norm: true, learned_positions: true, ..small.clone() }),
-            of(GptOptions { tie_word_embeddings: true, recompute: RecomputeLevel::Block, ..small.clone() }),
-            of(GptOptions { fp8_mha: Some(true), recompute: RecomputeLevel::Norm, ..small }),
+            of(GptOptions {
+                learned_positions: true,
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions {
+                        qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
+                        ..small.layer.attention
+                    },
+                    ..small.layer
+                },
+                ..small.clone()
+            }),
+            of(GptOptions {
+                tie_word_embeddings: true,
+                layer: TransformerLayerOptions { recompute: RecomputeLevel::Block, ..small.layer },
+                ..small.clone()
+            }),
+            of(GptOptions {
+                layer: TransformerLayerOptions {
+                    attention: AttentionOptions { fp8_mha: Some(true), ..small.layer.attention },
+                    recompute: RecomputeLevel::Norm,
+                    ..small.layer
+                },
+                ..small
+            }),
         ]
     };
     ranks(&["dp"], |groups| {

@@ -242,23 +242,32 @@ fn of_the_loss_of_other_decoders() {
     let plain = GptOptions {
         vocab_size: 20,
         num_layers: 2,
-        hidden_size: 32,
-        num_attention_heads: 4,
-        max_seq_length: 8,
-        init_std: 0.1,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+            init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let qwen = GptOptions {
-        qk_norm: true,
-        qkv_bias: Some(true),
-        bias: false,
-        kv_channels: Some(6),
-        num_gqa_groups: Some(2),
         tie_word_embeddings: true,
         sliding_windows: vec![None, Some(3)],
-        activation: Activation::Swiglu,
-        norm: NormOptions { normalization: Norm::RmsNorm, ..plain.norm },
-        rope_scaling: ops::RopeScaling::Linear { factor: 4.0 },
+        layer: TransformerLayerOptions {
+            attention: AttentionOptions {
+                qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
+                kv_channels: Some(6),
+                num_gqa_groups: Some(2),
+                rope_scaling: ops::RopeScaling::Linear { factor: 4.0 },
+                ..plain.layer.attention
+            },
+            qkv_bias: Some(true),
+            bias: false,
+            activation: Activation::Swiglu,
+            norm: NormOptions { normalization: Norm::RmsNorm, ..plain.layer.norm },
+            ..plain.layer
+        },
         ..plain
     };
     let gpt2 = GptOptions { learned_positions: true, tie_word_embeddings: true, ..plain };

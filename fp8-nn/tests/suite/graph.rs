@@ -142,12 +142,19 @@ fn attention_in_fp8_is_recorded() {
         let options = GptOptions {
             vocab_size: 20,
             num_layers: 1,
-            hidden_size: 32,
-            num_attention_heads: 2,
-            max_seq_length: 8,
-            attention_dropout: 0.2,
-            fp8_dpa: Some(true),
-            fp8_mha: Some(true),
+            layer: TransformerLayerOptions {
+                hidden_size: 32,
+                ffn_hidden_size: 128,
+                attention: AttentionOptions {
+                    num_attention_heads: 2,
+                    max_seq_length: 8,
+                    attention_dropout: 0.2,
+                    fp8_dpa: Some(true),
+                    fp8_mha: Some(true),
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();
@@ -208,13 +215,20 @@ fn replays_draw_the_masks_of_eager_steps() {
         let options = GptOptions {
             vocab_size: 20,
             num_layers: 1,
-            hidden_size: 32,
-            num_attention_heads: 4,
-            max_seq_length: 8,
             embedding_dropout: 0.1,
-            attention_dropout: 0.2,
-            hidden_dropout: 0.1,
-            drop_path_rate: 0.3,
+            layer: TransformerLayerOptions {
+                hidden_size: 32,
+                ffn_hidden_size: 128,
+                attention: AttentionOptions {
+                    num_attention_heads: 4,
+                    max_seq_length: 8,
+                    attention_dropout: 0.2,
+                    ..Default::default()
+                },
+                hidden_dropout: 0.1,
+                drop_path_rate: 0.3,
+                ..Default::default()
+            },
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();

@@ -33,10 +33,17 @@ impl Training {
         let options = GptOptions {
             vocab_size: 20,
             num_layers: 1,
-            hidden_size: 32,
-            num_attention_heads: 4,
-            max_seq_length: 8,
-            params_dtype: DType::F16,
+            layer: TransformerLayerOptions {
+                hidden_size: 32,
+                ffn_hidden_size: 128,
+                attention: AttentionOptions {
+                    num_attention_heads: 4,
+                    max_seq_length: 8,
+                    ..Default::default()
+                },
+                params_dtype: DType::F16,
+                ..Default::default()
+            },
             ..Default::default()
         };
         let model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();

@@ -47,9 +47,12 @@ fn gpt_options() -> GptOptions {
     GptOptions {
         vocab_size: 300,
         num_layers: 3,
-        hidden_size: 64,
-        num_attention_heads: 4,
-        max_seq_length: 8,
+        layer: TransformerLayerOptions {
+            hidden_size: 64,
+            ffn_hidden_size: 256,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     }
 }
@@ -124,10 +127,25 @@ fn a_language_model_divides_the_deviation_at_the_ends_of_its_residual_branches()
     let ends = |name: &str| name.ends_with("proj.weight") || name.ends_with("fc2.weight");
     for params_dtype in [DType::F32, DType::BF16] {
         // √(2 · 3 layers)
-        let model = gpt(&GptOptions { params_dtype, ..gpt_options() }, 1);
+        let model = gpt(
+            &GptOptions {
+                layer: TransformerLayerOptions { params_dtype, ..gpt_options().layer },
+                ..gpt_options()
+            },
+            1,
+        );
         assert_initialized(&model, 1.0, |name| DEFAULT_STD / if ends(name) { 6f64.sqrt() } else { 1.0 });
     }
-    let model = gpt(&GptOptions { init_std: 0.5, ..gpt_options() }, 1);
+    let model = gpt(
+        &GptOptions {
+            layer: TransformerLayerOptions {
+                init: InitOptions { init_std: 0.5, output_layer_init_std: 0.5 },
+                ..gpt_options().layer
+            },
+            ..gpt_options()
+        },
+        1,
+    );
     assert_initialized(&model, 1.0, |name| 0.5 / if ends(name) { 6f64.sqrt() } else { 1.0 });
 }
 
@@ -159,8 +177,24 @@ fn a_seed_decides_every_weight() {
 fn weights_are_drawn_one_after_the_other_by_the_transform_of_box_and_muller() {
     for num_layers in [1, 2] {
         // An odd number of values wastes the second of its last pair.
-        let options = GptOptions { vocab_size: 5, hidden_size: 6, num_attention_heads: 1, ..gpt_options() };
-        let model = gpt(&GptOptions { num_layers, ffn_hidden_size: Some(3), ..options }, 7);
+        let options = GptOptions {
+            vocab_size: 5,
+            layer: TransformerLayerOptions {
+                hidden_size: 6,
+                ffn_hidden_size: 24,
+                attention: AttentionOptions { num_attention_heads: 1, ..gpt_options().layer.attention },
+                ..gpt_options().layer
+            },
+            ..gpt_options()
+        };
+        let model = gpt(
+            &GptOptions {
+                num_layers,
+                layer: TransformerLayerOptions { ffn_hidden_size: 3, ..options.layer },
+                ..options
+            },
+            7,
+        );
         let mut rng = rng(7);
         for parameter in parameters(&model) {
             let (name, value) = (parameter.name(), parameter.tensor());

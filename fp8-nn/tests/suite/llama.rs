@@ -8,16 +8,22 @@ fn llama() -> Gpt {
     let options = GptOptions {
         vocab_size: 17,
         num_layers: 2,
-        hidden_size: 32,
-        ffn_hidden_size: Some(48),
-        num_attention_heads: 4,
-        num_gqa_groups: Some(2),
-        max_seq_length: 16,
-        activation: Activation::Swiglu,
-        norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
-        rope_base: 500_000.0,
-        bias: false,
-        init_std: 0.1,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 48,
+            attention: AttentionOptions {
+                num_attention_heads: 4,
+                num_gqa_groups: Some(2),
+                max_seq_length: 16,
+                rope_base: 500_000.0,
+                ..Default::default()
+            },
+            activation: Activation::Swiglu,
+            norm: NormOptions { normalization: Norm::RmsNorm, ..Default::default() },
+            bias: false,
+            init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
+            ..Default::default()
+        },
         ..Default::default()
     };
     Gpt::new("llama", &options, &device(), &mut rng(1)).unwrap()

@@ -332,10 +332,17 @@ fn a_model_trains_in_f16_as_in_bf16() {
         let options = GptOptions {
             vocab_size: 20,
             num_layers: 1,
-            hidden_size: 32,
-            num_attention_heads: 4,
-            max_seq_length: 8,
-            params_dtype,
+            layer: TransformerLayerOptions {
+                hidden_size: 32,
+                ffn_hidden_size: 128,
+                attention: AttentionOptions {
+                    num_attention_heads: 4,
+                    max_seq_length: 8,
+                    ..Default::default()
+                },
+                params_dtype,
+                ..Default::default()
+            },
             ..Default::default()
         };
         let mut model = Gpt::new("gpt", &options, &device(), &mut rng(3)).unwrap();

@@ -410,39 +410,43 @@ fn of_a_language_model() {
     let options = GptOptions {
         vocab_size: 11,
         num_layers: 2,
-        hidden_size: 16,
-        num_attention_heads: 4,
-        max_seq_length: 8,
-        init_std: 0.4,
+        layer: TransformerLayerOptions {
+            hidden_size: 16,
+            ffn_hidden_size: 64,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+            init: InitOptions { init_std: 0.4, output_layer_init_std: 0.4 },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let changes: [Change<GptOptions>; 8] = [
-        ("no bias", |o| o.bias = false),
-        ("ffn_hidden_size", |o| o.ffn_hidden_size = Some(24)),
-        ("two groups", |o| o.num_gqa_groups = Some(2)),
-        ("silu", |o| o.activation = Activation::Silu),
-        ("RMSNorm", |o| o.norm.normalization = Norm::RmsNorm),
-        ("eps", |o| o.norm.eps = 0.3),
-        ("rope_base", |o| o.rope_base = 20.0),
+        ("no bias", |o| o.layer.bias = false),
+        ("ffn_hidden_size", |o| o.layer.ffn_hidden_size = 24),
+        ("two groups", |o| o.layer.attention.num_gqa_groups = Some(2)),
+        ("silu", |o| o.layer.activation = Activation::Silu),
+        ("RMSNorm", |o| o.layer.norm.normalization = Norm::RmsNorm),
+        ("eps", |o| o.layer.norm.eps = 0.3),
+        ("rope_base", |o| o.layer.attention.rope_base = 20.0),
         ("Llama", |o| {
-            (o.bias, o.norm.normalization, o.activation) = (false, Norm::RmsNorm, Activation::Swiglu);
-            (o.num_gqa_groups, o.ffn_hidden_size) = (Some(2), Some(40));
+            (o.layer.bias, o.layer.norm.normalization, o.layer.activation) =
+                (false, Norm::RmsNorm, Activation::Swiglu);
+            (o.layer.attention.num_gqa_groups, o.layer.ffn_hidden_size) = (Some(2), 40);
         }),
     ];
     each(&options, &changes, |what, o| {
         let oracle = Model {
-            heads: o.num_attention_heads,
-            groups: o.num_gqa_groups.unwrap_or(o.num_attention_heads),
-            head_dim: o.hidden_size / o.num_attention_heads,
+            heads: o.layer.attention.num_attention_heads,
+            groups: o.layer.attention.num_gqa_groups.unwrap_or(o.layer.attention.num_attention_heads),
+            head_dim: o.layer.hidden_size / o.layer.attention.num_attention_heads,
             causal: true,
-            rope_base: Some(o.rope_base),
-            activation: o.activation.name(),
-            rms_norm: o.norm.normalization == Norm::RmsNorm,
-            eps: o.norm.eps.into(),
+            rope_base: Some(o.layer.attention.rope_base),
+            activation: o.layer.activation.name(),
+            rms_norm: o.layer.norm.normalization == Norm::RmsNorm,
+            eps: o.layer.norm.eps.into(),
             zero_centered_gamma: false,
             ..plain_model()
         };
-        let bias = o.bias;
+        let bias = o.layer.bias;
         let mut model = with_noise(Gpt::new("a", &o, &device(), &mut rng(1)).unwrap(), 1);
         assert_biases(&model, bias);
         let (tokens, targets) = (ids([2, 6], 11, 2), ids([2, 6], 11, 3));

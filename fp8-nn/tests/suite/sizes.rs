@@ -112,18 +112,21 @@ fn a_model_beyond_the_address_range_is_refused() {
     let options = GptOptions {
         vocab_size: 8,
         num_layers: 1,
-        hidden_size: 8,
-        num_attention_heads: 2,
-        max_seq_length: 8,
+        layer: TransformerLayerOptions {
+            hidden_size: 8,
+            ffn_hidden_size: 32,
+            attention: AttentionOptions { num_attention_heads: 2, max_seq_length: 8, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let changes: [Change<GptOptions>; 6] = [
         ("vocab_size", |o, n| o.vocab_size = n),
         ("num_layers", |o, n| o.num_layers = n),
-        ("hidden_size", |o, n| o.hidden_size = n),
-        ("ffn_hidden_size", |o, n| o.ffn_hidden_size = Some(n)),
-        ("num_attention_heads", |o, n| o.num_attention_heads = n),
-        ("max_seq_length", |o, n| o.max_seq_length = n),
+        ("hidden_size", |o, n| o.layer.hidden_size = n),
+        ("ffn_hidden_size", |o, n| o.layer.ffn_hidden_size = n),
+        ("num_attention_heads", |o, n| o.layer.attention.num_attention_heads = n),
+        ("max_seq_length", |o, n| o.layer.attention.max_seq_length = n),
     ];
     refuses("Gpt", options, &changes, |o| Gpt::new("gpt", &o, &device(), &mut rng(1)));
 }

@@ -91,10 +91,13 @@ pub(crate) fn gpt_options() -> GptOptions {
     GptOptions {
         vocab_size: 20,
         num_layers: 2,
-        hidden_size: 32,
-        num_attention_heads: 4,
-        max_seq_length: 8,
-        init_std: 0.1,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+            init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
+            ..Default::default()
+        },
         ..Default::default()
     }
 }

@@ -180,10 +180,13 @@ fn sizes_beyond_memory() {
     );
     let options = GptOptions {
         vocab_size: 16,
-        max_seq_length: 8,
         num_layers: usize::MAX,
-        hidden_size: 32,
-        num_attention_heads: 4,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions { max_seq_length: 8, num_attention_heads: 4, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     assert_eq!(

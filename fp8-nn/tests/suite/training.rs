@@ -16,9 +16,12 @@ fn train(device: &Device, steps: u64) -> Vec<Step> {
     let options = GptOptions {
         vocab_size: 32,
         num_layers: 2,
-        hidden_size: 32,
-        num_attention_heads: 2,
-        max_seq_length: 16,
+        layer: TransformerLayerOptions {
+            hidden_size: 32,
+            ffn_hidden_size: 128,
+            attention: AttentionOptions { num_attention_heads: 2, max_seq_length: 16, ..Default::default() },
+            ..Default::default()
+        },
         ..Default::default()
     };
     let mut model = Gpt::new("gpt", &options, device, &mut rng(5)).unwrap();

@@ -305,19 +305,25 @@ pub(super) fn models(case: &mut Case<'_>) -> Option<()> {
     let options = GptOptions {
         vocab_size,
         num_layers: if draw.once_in(16) { draw.pick(&[0, 3]) } else { 1 },
-        hidden_size,
-        ffn_hidden_size: draw.flip().then(|| size(draw)),
-        num_attention_heads,
-        num_gqa_groups,
-        max_seq_length: if draw.once_in(16) { size(draw) } else { 8 },
-        activation: draw.pick(&Activation::ALL),
-        norm: NormOptions {
-            normalization: draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]),
+        layer: TransformerLayerOptions {
+            hidden_size,
+            ffn_hidden_size: if draw.flip() { size(draw) } else { hidden_size.saturating_mul(4) },
+            attention: AttentionOptions {
+                num_attention_heads,
+                num_gqa_groups,
+                max_seq_length: if draw.once_in(16) { size(draw) } else { 8 },
+                ..Default::default()
+            },
+            activation: draw.pick(&Activation::ALL),
+            norm: NormOptions {
+                normalization: draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]),
+                ..Default::default()
+            },
+            bias: draw.flip(),
+            params_dtype: params_dtype(draw),
+            init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
             ..Default::default()
         },
-        bias: draw.flip(),
-        params_dtype: params_dtype(draw),
-        init_std: 0.1,
         ..Default::default()
     };
     case.say(|| format!("{options:?}"));
