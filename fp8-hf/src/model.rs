@@ -119,7 +119,7 @@ impl Config {
     ///         "num_attention_heads": 2, "tie_word_embeddings": true}"#,
     /// )?;
     /// let options = config.gpt_options();
-    /// assert!(options.tie_word_embeddings && !options.bias && options.qkv_bias == Some(true));
+    /// assert!(options.tie_word_embeddings && !options.layer.bias && options.layer.qkv_bias == Some(true));
     /// # Ok::<(), fp8_hf::Error>(())
     /// ```
     #[must_use]

@@ -229,7 +229,7 @@ impl Step {
 ///
 /// ```
 /// use fp8_nn::prelude::*;
-/// use fp8_nn::fp8_kernels::ops::{AttentionOptions, AttentionSaved, Diagonal};
+/// use fp8_nn::fp8_kernels::ops::{AttentionSaved, Diagonal};
 /// use fp8_nn::LinearSaved;
 ///
 /// /// Attention of one head, whose queries and keys are its input.
@@ -253,11 +253,11 @@ impl Step {
 ///
 ///     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
 ///         let ([q, v], value) = self.heads(cx, x)?;
-///         let (o, saved) = ops::attention(&q, &q, &v, &Default::default(), AttentionOptions::default())?;
+///         let (o, saved) = ops::attention(&q, &q, &v, &Default::default(), ops::AttentionOptions::default())?;
 ///         Ok((o.reshape(*x.shape())?, (value, [q, v, o], saved)))
 ///     }
 ///     fn backward(&mut self, cx: &mut Backward<'_>, (value, [q, v, o], saved): Self::Saved, dy: &Tensor) -> Result<Tensor> {
-///         let options = AttentionOptions::default();
+///         let options = ops::AttentionOptions::default();
 ///         let d_o = dy.reshape(*o.shape())?;
 ///         let (dq, dk, dv) = ops::attention_backward(&d_o, &q, &q, &v, &o, &saved, &Default::default(), options)?;
 ///         let dx = self.value.backward(cx, value, &dv.reshape(*dy.shape())?)?;
@@ -279,7 +279,7 @@ impl Step {
 ///             None => (q.clone(), v),
 ///         };
 ///         // The last query sees the last key: those before it are in the cache.
-///         let options = AttentionOptions { diagonal: Diagonal::BottomRight, ..Default::default() };
+///         let options = ops::AttentionOptions { diagonal: Diagonal::BottomRight, ..Default::default() };
 ///         Ok(ops::attention(&q, &k, &v, &info.sequences, options)?.0.reshape(*x.shape())?)
 ///     }
 ///     fn kv_heads(&self) -> [usize; 2] {
