@@ -135,7 +135,11 @@ impl Scaling {
             return;
         }
         let reason = scope.reason();
-        tracing::warn!(direction = %scope.direction, reason, "a scope was dropped without commit; scales are unchanged");
+        // Subscribers filter by the target: it stays when this file moves.
+        tracing::warn!(
+            target: "fp8_recipe::scaling",
+            direction = %scope.direction, reason, "a scope was dropped without commit; scales are unchanged"
+        );
         let groups = self.domains.iter().filter_map(Domain::group).filter(|group| group.world_size() > 1);
         distinct(groups).iter().for_each(|group| group.poison(&reason));
     }
