@@ -414,7 +414,8 @@ fn edges_of_scales() {
             (-20..3).chain(-136..-124).map(move |k| max * 2_f32.powi(k / 2) * 2_f32.powi(k - k / 2));
         binades.flat_map(|x| (0..9).map(move |i| f32::from_bits((x.to_bits() + i).saturating_sub(4))))
     };
-    let blocks = around(448.0).chain(around(57344.0)).chain(around(512.0)).step_by(if IS_SLOW { 199 } else { 1 });
+    let blocks =
+        around(448.0).chain(around(57344.0)).chain(around(512.0)).step_by(if IS_SLOW { 199 } else { 1 });
     let x: Vec<f32> =
         blocks.flat_map(|amax| (0..32).map(move |i| if i == 5 { -amax } else { 0.0 })).collect();
     for (types, rounding) in [(0, MxRounding::Ceil), (3, MxRounding::Ceil), (0, MxRounding::Floor)] {

@@ -67,7 +67,7 @@ const PROGRAMS: &[Program] = &[
     // Its other tests steer the simulated device, wherever they run.
     Program { on_hardware: Some("hardware::"), ..program("fp8-dist", "test", "nccl", "nccl") },
     program("fp8-cli", "bin", "fp8", "fp8"),
-    program("fp8-nn", "example", "gpu_bench", "gpu_bench"),
+    program("bench-gpu", "bin", "gpu_bench", "gpu_bench"),
     program("checks", "bin", "checks", "checks"),
     program("cuda-sim", "cdylib", "fp8_cuda_sim", "libfp8_cuda_sim.so"),
 ];
@@ -137,7 +137,6 @@ fn build(sh: &xshell::Shell) -> Result<Vec<Built>> {
         match program.kind {
             "cdylib" => {}
             "bin" => arguments.extend(["--bin", program.target]),
-            "example" => arguments.extend(["--example", program.target]),
             _ => arguments.extend(["--test", program.target]),
         }
     }
@@ -292,7 +291,7 @@ mod tests {
         assert_eq!(find(&built, by_name("layers")).unwrap(), Path::new("/t/fp8-nn"));
         assert_eq!(find(&built, by_name("recipe")).unwrap(), Path::new("/t/fp8-recipe"));
         let missing = find(&built, by_name("gpu_bench")).unwrap_err().to_string();
-        assert!(missing.contains("example gpu_bench of fp8-nn"), "{missing}");
+        assert!(missing.contains("bin gpu_bench of bench-gpu"), "{missing}");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::workspace::{Result, Workspace, files, root, shell};
 
 const MEMBERS: &str = "members = [";
 /// Not copied: packages that only start the others' tests, and what is no package.
-const WITHOUT: [&str; 5] = ["xtask", "fuzz", ".github", "fp8-format/bench-codec", "fp8-nn/bench-peers"];
+const WITHOUT: [&str; 6] =
+    ["xtask", "fuzz", ".github", "fp8-format/bench-codec", "fp8-nn/bench-gpu", "fp8-nn/bench-peers"];
 
 pub(super) struct Copied {
     /// The folder of the copy, of cargo's build of it, and of the results.

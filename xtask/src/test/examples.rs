@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn two_digits_and_an_underscore_number_an_example() {
         assert!(is_numbered("01_codec") && is_numbered("12_train"));
-        assert!(!is_numbered("gpu_bench") && !is_numbered("1_codec") && !is_numbered("01"));
+        assert!(!is_numbered("train") && !is_numbered("1_codec") && !is_numbered("01"));
     }
 
     #[test]

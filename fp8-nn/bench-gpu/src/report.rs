@@ -1,6 +1,6 @@
 //! A table of rows, ours beside the peers', with the marks that ours are to reach.
 
-use crate::Result;
+use crate::result::Result;
 use crate::timer::Row;
 use std::fmt::Write;
 use std::path::PathBuf;

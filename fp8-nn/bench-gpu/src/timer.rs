@@ -4,8 +4,8 @@
 //! memory and writes to it. Where a step cannot be recorded, and where the host's part is what is measured, launches are
 //! queued one by one between the events.
 
-use crate::Result;
 use crate::data::Pool;
+use crate::result::Result;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
 use fp8_nn::fp8_kernels::{Device, Graph};

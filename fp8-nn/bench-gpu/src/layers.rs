@@ -1,6 +1,6 @@
 //! Layers: what a call costs the host, and a transformer layer forward and backward.
 
-use crate::Result;
+use crate::result::Result;
 use crate::timer::{Bench, Mode, Work};
 use fp8_nn::prelude::*;
 use fp8_nn::rand::{SeedableRng, rngs::StdRng};

@@ -1,6 +1,6 @@
 //! Random numbers, made once and handed out in different stretches: tensors of gigabytes in a moment.
 
-use crate::Result;
+use crate::result::Result;
 use fp8_nn::fp8_kernels::fp8_format::Encoding;
 use fp8_nn::fp8_kernels::{
     Cell, DType, Device, Fp8Tensor, ScalePolicy, ScaleRule, Shape, Slot, Tensor, bf16, ops,

@@ -1,7 +1,7 @@
 //! Operations that memory limits: bytes are those that have to be read and written.
 
-use crate::Result;
 use crate::data::{RULE, SCALE};
+use crate::result::Result;
 use crate::timer::{Bench, Mode, Work};
 use fp8_nn::fp8_kernels::fp8_format::Encoding;
 use fp8_nn::fp8_kernels::ops::{

@@ -1,6 +1,6 @@
 //! Operations that arithmetic limits: a multiplication with an addition is two.
 
-use crate::Result;
+use crate::result::Result;
 use crate::timer::{Bench, Work};
 use fp8_nn::fp8_kernels::fp8_format::Encoding::{self, E4M3, E5M2};
 use fp8_nn::fp8_kernels::ops::{self, Accumulation, AttentionOptions, Layout, Sequences};

@@ -1,4 +1,4 @@
-//! Times of operations and layers on a GPU: `cargo run --release -p fp8-nn --example gpu_bench -- --help`.
+//! Times of operations and layers on a GPU: `cargo run --release -p bench-gpu -- --help`.
 //!
 //! Every row says what was moved or computed and how long it took; memory-bound operations are compared with the driver's
 //! copy in the same process. `--report` makes a table of rows, those of other libraries too, which `bench_peers.py` writes
@@ -10,15 +10,15 @@ mod data;
 mod layers;
 mod memory;
 mod report;
+mod result;
 mod timer;
 
 use clap::{Parser, ValueEnum};
 use fp8_nn::fp8_kernels::{Device, TransposePolicy};
+use result::Result;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use timer::Bench;
-
-type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Measures operations and layers on a GPU; rows go to the terminal and, as lines of JSON, to a file.
 #[derive(Debug, Parser)]
