@@ -12,6 +12,7 @@ use crate::lexer::{Lexeme, Token, lex};
 use crate::module::{Kernel, Location, Module, Param, Variable};
 
 mod instruction;
+mod tokens;
 
 impl Module {
     /// Reads PTX text as NVRTC writes it.
@@ -52,76 +53,6 @@ struct Parser {
 }
 
 impl Parser {
-    fn line(&self) -> u32 {
-        let last = self.tokens.get(self.at).or_else(|| self.tokens.last());
-        last.map_or(1, |lexeme| lexeme.line)
-    }
-
-    fn error<T>(&self, what: impl Into<String>) -> Result<T, LoadError> {
-        Err(LoadError::new(self.line(), what))
-    }
-
-    fn peek(&self) -> Option<&Token> {
-        self.tokens.get(self.at).map(|lexeme| &lexeme.token)
-    }
-
-    fn peek_word(&self) -> Option<&str> {
-        if let Some(Token::Word(word)) = self.peek() { Some(word) } else { None }
-    }
-
-    fn unexpected<T>(&self, wanted: &str) -> Result<T, LoadError> {
-        match self.peek() {
-            Some(Token::Word(word)) => self.error(format!("{word:?} where {wanted} belongs")),
-            Some(token) => self.error(format!("{token:?} where {wanted} belongs")),
-            None => self.error(format!("the text ends where {wanted} belongs")),
-        }
-    }
-
-    fn is(&self, c: char) -> bool {
-        self.peek() == Some(&Token::Punct(c))
-    }
-
-    fn eat(&mut self, c: char) -> bool {
-        let found = self.is(c);
-        self.at += usize::from(found);
-        found
-    }
-
-    fn require(&mut self, c: char) -> Result<(), LoadError> {
-        if self.eat(c) { Ok(()) } else { self.unexpected(&format!("{c:?}")) }
-    }
-
-    fn eat_word(&mut self, word: &str) -> bool {
-        let found = self.peek_word() == Some(word);
-        self.at += usize::from(found);
-        found
-    }
-
-    fn word(&mut self) -> Result<String, LoadError> {
-        let Some(word) = self.peek_word().map(str::to_owned) else { return self.unexpected("a word") };
-        self.at += 1;
-        Ok(word)
-    }
-
-    fn integer(&mut self) -> Result<u64, LoadError> {
-        let negative = self.eat('-');
-        let Some(&Token::Int(value)) = self.peek() else { return self.unexpected("an integer") };
-        self.at += 1;
-        Ok(if negative { value.wrapping_neg() } else { value })
-    }
-
-    fn size(&mut self) -> Result<usize, LoadError> {
-        let value = self.integer()?;
-        let limit = 1 << 31;
-        if value > limit { self.error(format!("size {value}: at most {limit}")) } else { Ok(value as usize) }
-    }
-
-    fn text(&mut self) -> Result<String, LoadError> {
-        let Some(Token::Text(text)) = self.peek().cloned() else { return self.unexpected("a string") };
-        self.at += 1;
-        Ok(text)
-    }
-
     fn top_level(&mut self) -> Result<(), LoadError> {
         let word = self.word()?;
         match word.as_str() {

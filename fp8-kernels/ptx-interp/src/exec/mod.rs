@@ -1,6 +1,7 @@
 //! Running a launch: block after block, in each the warps in turn until all wait.
 
 mod access;
+mod active;
 mod atomic;
 mod blame;
 mod convert;
@@ -10,6 +11,8 @@ mod fault;
 mod group;
 mod machine;
 mod matrix;
+mod on_registers;
+mod spot;
 mod together;
 mod warp;
 

@@ -3,12 +3,12 @@
 //! Lanes that jump back run later than those behind them in the text, so structured code comes together again without
 //! any knowledge of its structure.
 
-use super::convert;
 use super::copies::Copies;
 use super::fault::{Fault, Step};
 use super::machine::{Machine, coordinates};
-use crate::ir::{Cond, Inst, Logic, Op, Special};
-use crate::lanes::{BITS, Reg, Registers, lanes};
+use super::on_registers;
+use crate::ir::{Inst, Logic, Op, Special};
+use crate::lanes::{Reg, Registers, lanes};
 use crate::region::Region;
 use crate::report::Kind;
 
@@ -26,7 +26,7 @@ pub(crate) struct Warp {
     pub(crate) parked: u32,
     /// The lanes running now, at `at`, and how many they are.
     pub(crate) active: u32,
-    count: u32,
+    pub(super) count: u32,
     pub(crate) at: usize,
     /// Lowest place of the lanes that could run but do not.
     next: usize,
@@ -134,12 +134,6 @@ impl Warp {
         self.exists & !self.exited & !self.at_barrier & !self.parked
     }
 
-    /// The lanes in which a condition holds.
-    pub(crate) fn condition(&self, cond: Cond) -> u32 {
-        let value = self.regs.p[cond.pred];
-        if cond.negated { !value } else { value }
-    }
-
     /// Activates the lanes that share the lowest place. False if none can run.
     fn pick(&mut self) -> bool {
         lanes(self.active).for_each(|lane| self.pc[lane] = self.at);
@@ -166,13 +160,6 @@ impl Warp {
         self.active &= !mask;
         self.count = self.active.count_ones();
         self.next = self.next.min(pc);
-    }
-
-    /// Takes lanes out of the active group where they are: they wait or have left.
-    pub(super) fn halt(&mut self, mask: u32) {
-        lanes(mask).for_each(|lane| self.pc[lane] = self.at);
-        self.active &= !mask;
-        self.count = self.active.count_ones();
     }
 
     /// Runs until no lane can go on or `budget` instructions are over.
@@ -284,120 +271,6 @@ impl Warp {
     /// Operations that need not be fast.
     fn rare(&mut self, machine: &mut Machine<'_>, op: &Op, mask: u32) -> Step {
         match op {
-            Op::Select { d, a, b, p } => {
-                let choice = self.regs.p[*p];
-                match (*d, *a, *b) {
-                    (Reg::W(d), Reg::W(a), Reg::W(b)) => {
-                        let (a, b) = (self.regs.w[a], self.regs.w[b]);
-                        crate::lanes::every(&mut self.regs.w[d], mask, |l| {
-                            if choice & BITS[l] != 0 { a[l] } else { b[l] }
-                        });
-                    }
-                    (Reg::D(d), Reg::D(a), Reg::D(b)) => {
-                        let (a, b) = (self.regs.d[a], self.regs.d[b]);
-                        crate::lanes::every(&mut self.regs.d[d], mask, |l| {
-                            if choice & BITS[l] != 0 { a[l] } else { b[l] }
-                        });
-                    }
-                    _ => {}
-                }
-                let chosen = choice & self.regs.set(*a) | !choice & self.regs.set(*b);
-                self.regs.mark(*d, mask, chosen & self.regs.p_set[*p]);
-            }
-            Op::Logic { kind, d, a, b } => {
-                let (x, y) = (self.condition(*a), self.condition(*b));
-                let (x_set, y_set) = (self.regs.p_set[a.pred], self.regs.p_set[b.pred]);
-                let both = x_set & y_set;
-                // A written operand that decides alone makes the result a written one.
-                let (value, good) = match kind {
-                    Logic::And => (x & y, both | x_set & !x | y_set & !y),
-                    Logic::Or => (x | y, both | x_set & x | y_set & y),
-                    Logic::Xor => (x ^ y, both),
-                };
-                self.regs.p[*d] = self.regs.p[*d] & !mask | value & mask;
-                self.regs.mark(Reg::P(*d), mask, good);
-            }
-            Op::Lop3 { d, s, table } => {
-                let good = self.regs.set(s[0]) & self.regs.set(s[1]) & self.regs.set(s[2]);
-                for lane in lanes(mask) {
-                    let [x, y, z] = s.map(|reg| self.regs.lane(reg, lane) as u32);
-                    let mut out = 0;
-                    for (bit, (x, y, z)) in [
-                        (!x, !y, !z),
-                        (!x, !y, z),
-                        (!x, y, !z),
-                        (!x, y, z),
-                        (x, !y, !z),
-                        (x, !y, z),
-                        (x, y, !z),
-                        (x, y, z),
-                    ]
-                    .into_iter()
-                    .enumerate()
-                    {
-                        out |= if table >> bit & 1 == 1 { x & y & z } else { 0 };
-                    }
-                    self.regs.put(*d, lane, u64::from(out));
-                }
-                self.regs.mark(*d, mask, good);
-            }
-            Op::Carry { d, a, b, subtract, carry_in, carry_out, flag } => {
-                let wide = matches!(d, Reg::D(_));
-                let mut good = self.regs.set(*a) & self.regs.set(*b);
-                if *carry_in {
-                    good &= self.regs.p_set[*flag];
-                }
-                for lane in lanes(mask) {
-                    let (x, y) = (self.regs.lane(*a, lane), self.regs.lane(*b, lane));
-                    let carry = u128::from(*carry_in && self.regs.p[*flag] >> lane & 1 == 1);
-                    let bits = if wide { 64 } else { 32 };
-                    // A borrow shows as a set bit above the result as well.
-                    let full = if *subtract {
-                        u128::from(x).wrapping_sub(u128::from(y)).wrapping_sub(carry)
-                    } else {
-                        u128::from(x) + u128::from(y) + carry
-                    };
-                    self.regs.put(*d, lane, full as u64);
-                    if *carry_out {
-                        self.regs.put(Reg::P(*flag), lane, (full >> bits) as u64 & 1);
-                    }
-                }
-                self.regs.mark(*d, mask, good);
-                if *carry_out {
-                    self.regs.mark(Reg::P(*flag), mask, good);
-                }
-            }
-            Op::Pack { d, parts, bits } => {
-                let good = parts.iter().fold(!0, |good, part| good & self.regs.set(*part));
-                let ones = u64::MAX >> (64 - bits);
-                for lane in lanes(mask) {
-                    let join =
-                        |(i, part): (usize, &Reg)| (self.regs.lane(*part, lane) & ones) << (i as u32 * bits);
-                    let value = parts.iter().enumerate().map(join).fold(0, |a, b| a | b);
-                    self.regs.put(*d, lane, value);
-                }
-                self.regs.mark(*d, mask, good);
-            }
-            Op::Unpack { parts, a, bits } => {
-                let good = self.regs.set(*a);
-                let ones = u64::MAX >> (64 - bits);
-                for lane in lanes(mask) {
-                    let value = self.regs.lane(*a, lane);
-                    for (i, part) in parts.iter().enumerate() {
-                        if let Some(part) = part {
-                            self.regs.put(*part, lane, value >> (i as u32 * bits) & ones);
-                        }
-                    }
-                }
-                parts.iter().flatten().for_each(|part| self.regs.mark(*part, mask, good));
-            }
-            Op::Convert { cvt, d, a } => {
-                for lane in lanes(mask) {
-                    let value = convert::convert(*cvt, self.regs.lane(*a, lane));
-                    self.regs.put(*d, lane, value);
-                }
-                self.regs.mark(*d, mask, self.regs.set(*a));
-            }
             Op::Atomic { mem, kind, ty, d, b, c } => {
                 self.atomic(machine, mem, (*kind, *ty), (*d, *b, *c), mask)?
             }
@@ -428,7 +301,7 @@ impl Warp {
                 let lane = mask.trailing_zeros() as usize & 31;
                 return Fault::new(Kind::Trap, lane, "the kernel stopped itself").fail();
             }
-            _ => {}
+            other => on_registers::run(&mut self.regs, other, mask),
         }
         Ok(())
     }
