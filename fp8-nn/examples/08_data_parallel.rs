@@ -9,17 +9,15 @@
 //! Among the ranks everything is equal, bit for bit: scales from the first commit on, parameters and moments always.
 //!
 //! `cargo run --release -p fp8-nn --example 08_data_parallel` trains on four threads, and shows what the ranks are told
-//! when one of them fails. `-- tcp` after it trains in two processes that are connected by TCP.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it does")]
+//! when one of them fails. `11_training_over_tcp` trains in processes.
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
-use fp8_nn::fp8_dist::{Environment, local, tcp};
+use fp8_nn::fp8_dist::local;
 use fp8_nn::prelude::*;
 use fp8_nn::rand::{Rng, SeedableRng, rngs::StdRng};
-use std::net::TcpListener;
-use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 const RANKS: usize = 4;
 const BATCH: usize = 16;
@@ -31,22 +29,6 @@ const RATE: f32 = 1e-3;
 
 type Group = Arc<dyn ProcessGroup>;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-fn main() -> ExitCode {
-    run().unwrap_or_else(|error| {
-        eprintln!("{error}");
-        ExitCode::FAILURE
-    })
-}
-
-fn run() -> Result<ExitCode, Failure> {
-    match (env::args().nth(1).as_deref(), env::var_os("RANK")) {
-        (None, _) => threads().map(|()| ExitCode::SUCCESS),
-        (Some("tcp"), None) => launch(),
-        (Some("tcp"), Some(_)) => process().map(|()| ExitCode::SUCCESS),
-        (Some(other), _) => Err(format!("argument {other}: expected none, or tcp").into()),
-    }
-}
 
 /// A way to train, and how far its losses may be from those of one process: in the first step, and later.
 struct Case {
@@ -62,13 +44,12 @@ const CASES: [Case; 3] = [
     Case { name: "FP8, by default", enabled: true, calibrate_first_step: true, bounds: [1e-2, 1e-2] },
 ];
 
-fn threads() -> Result<(), Failure> {
-    let mut losses = Vec::new();
+fn main() -> Result<(), Failure> {
     for case in &CASES {
         let ranks = on_all_ranks(case, None)?.into_iter().collect::<Result<Vec<_>>>()?;
-        losses.push(ranks.into_iter().next().unwrap_or_default());
+        compare(case, &ranks[0])?;
     }
-    compare(&losses, &format!("{RANKS} ranks"))?;
+    println!("parameters, moments, scales and histories are equal on all ranks, bit for bit");
 
     println!("\nrank 2 gets a token that the vocabulary has not, at step 3:");
     let start = Instant::now();
@@ -89,72 +70,29 @@ fn on_all_ranks(case: &Case, bad_step: Option<usize>) -> Result<Vec<Result<Vec<f
     }))
 }
 
-/// Starts two processes, with the variables that a job on CPUs needs.
-fn launch() -> Result<ExitCode, Failure> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let mut children = Vec::new();
-    for rank in 0..2 {
-        let mut command = Command::new(env::current_exe()?);
-        let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("MASTER_PORT", port.into())];
-        command.arg("tcp").env("MASTER_ADDR", "127.0.0.1").env_remove("FP8_PORT");
-        command.env("TORCHELASTIC_RUN_ID", format!("example-08-{port}"));
-        children.push(command.envs(numbers.map(|(name, value)| (name, value.to_string()))).spawn()?);
-    }
-    let mut all = true;
-    for mut child in children {
-        all &= child.wait()?.success();
-    }
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// One of the two processes.
-fn process() -> Result<(), Failure> {
-    let group: Group = tcp("dp", &Environment::read()?, Duration::from_secs(30))?;
-    let losses = CASES.iter().map(|case| train(Some(&group), case, None)).collect::<Result<Vec<_>>>()?;
-    if group.rank() == 0 {
-        compare(&losses, &format!("{} processes", group.world_size()))?;
-    }
-    Ok(())
-}
-
 /// Prints the losses of the ranks beside those of one process, and fails where they are too far from them.
-fn compare(ranks: &[Vec<f32>], who: &str) -> Result<(), Failure> {
-    for (case, losses) in CASES.iter().zip(ranks) {
-        let alone = train(None, case, None)?;
-        println!("{}\n  step   one process   {who:>11}   difference   bound", case.name);
-        for (step, (loss, expected)) in losses.iter().zip(&alone).enumerate() {
-            let difference = (loss - expected).abs() / expected;
-            let bound = case.bounds[usize::from(step > 0)];
-            if [0, 1, 4, 9, STEPS - 1].contains(&step) {
-                println!("  {step:4}   {expected:11.6}   {loss:11.6}   {difference:10.1e}   {bound:5.0e}");
-            }
-            if difference.is_nan() || difference > bound {
-                let what = format!("{}, step {step}: a loss of {loss} beside {expected}", case.name);
-                return Err(
-                    format!("{what}: they differ by {difference:e}, expected {bound:e} at most").into()
-                );
-            }
+fn compare(case: &Case, ranks: &[f32]) -> Result<(), Failure> {
+    println!("{}\n  step   one process   {RANKS} ranks   difference   bound", case.name);
+    for (step, (loss, expected)) in ranks.iter().zip(train(None, case, None)?).enumerate() {
+        let difference = (loss - expected).abs() / expected;
+        let bound = case.bounds[usize::from(step > 0)];
+        if [0, 1, 4, 9, STEPS - 1].contains(&step) {
+            println!("  {step:4}   {expected:11.6}   {loss:7.5}   {difference:10.1e}   {bound:5.0e}");
+        }
+        if difference.is_nan() || difference > bound {
+            return Err(format!("{}, step {step}: {loss} beside {expected}", case.name).into());
         }
     }
-    println!("parameters, moments, scales and histories are equal on all ranks, bit for bit");
     Ok(())
 }
 
-/// The same program on one device and on many: the global loss of each step. Ranks that end with different state get an
-/// error.
+/// The same program on one device and on many: the global loss of each step. Ranks that end with different state fail.
 fn train(group: Option<&Group>, case: &Case, bad_step: Option<usize>) -> Result<Vec<f32>> {
     let (rank, world_size) = group.map_or((0, 1), |group| (group.rank(), group.world_size()));
-    let options = GptOptions {
-        vocab_size: VOCABULARY as usize,
-        num_layers: 2,
-        layer: TransformerLayerOptions {
-            hidden_size: 64,
-            ffn_hidden_size: 256,
-            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: SEQ, ..Default::default() },
-            ..Default::default()
-        },
-        ..Default::default()
-    };
+    let attention = AttentionOptions { num_attention_heads: 4, max_seq_length: SEQ, ..Default::default() };
+    let layer =
+        TransformerLayerOptions { hidden_size: 64, ffn_hidden_size: 256, attention, ..Default::default() };
+    let options = GptOptions { vocab_size: VOCABULARY as usize, num_layers: 2, layer, ..Default::default() };
     let device = Device::cpu();
     let mut model = Gpt::new("gpt", &options, &device, &mut StdRng::seed_from_u64(rank as u64))?;
     let mut scaling = Scaling::new(&model, &device)?;
@@ -163,8 +101,8 @@ fn train(group: Option<&Group>, case: &Case, bad_step: Option<usize>) -> Result<
         scaling.set_group(group.clone());
     }
     let mut optimizer = AdamW::new(AdamWOptions::default())?;
-    let recipe =
-        DelayedScaling { calibrate_first_step: case.calibrate_first_step, ..Default::default() }.into();
+    let calibrate_first_step = case.calibrate_first_step;
+    let recipe = DelayedScaling { calibrate_first_step, ..Default::default() }.into();
     let scope = AutocastOptions { enabled: case.enabled, ..Default::default() };
     // By the global batch, so that gradients of the ranks add up.
     let cross_entropy =
@@ -195,16 +133,14 @@ fn train(group: Option<&Group>, case: &Case, bad_step: Option<usize>) -> Result<
     Ok(losses)
 }
 
-/// This rank's part: sequences that count in steps of their own.
+/// This rank's part: sequences that count.
 fn batch(step: usize, rank: usize, world_size: usize, device: &Device) -> Result<(Tensor, Tensor)> {
     let mut rng = StdRng::seed_from_u64(step as u64);
     let rows = BATCH / world_size;
-    let counts: Vec<[i32; 2]> =
-        (0..BATCH).map(|_| [rng.random_range(0..VOCABULARY), rng.random_range(1..4)]).collect();
-    let mine = &counts[rank * rows..][..rows];
+    let starts: Vec<i32> = (0..BATCH).map(|_| rng.random_range(0..VOCABULARY)).collect();
+    let mine = &starts[rank * rows..][..rows];
     let tokens = |shift: i32| {
-        let row =
-            |&[start, by]: &[i32; 2]| (0..SEQ as i32).map(move |i| (start + (i + shift) * by) % VOCABULARY);
+        let row = |start: &i32| (*start..).take(SEQ).map(move |token| (token + shift) % VOCABULARY);
         Tensor::from_vec(mine.iter().flat_map(row).collect(), [rows, SEQ], device)
     };
     Ok((tokens(0)?, tokens(1)?))

@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use fp8_nn::GenerateOptions;
+
 use crate::train::batches::Batch;
 use crate::train::options::{DeviceName, Place, Settings};
 use crate::train::telemetry::SlotState;
@@ -19,6 +21,7 @@ pub(crate) struct Fake {
     weight: f32,
     steps: u64,
     layers: usize,
+    seq: usize,
 }
 
 impl Trainer for Fake {
@@ -30,6 +33,7 @@ impl Trainer for Fake {
                 weight: settings.hidden as f32 / 40.0,
                 steps: 0,
                 layers: settings.layers,
+                seq: settings.seq,
             }),
             DeviceName::Cuda(index) => Err(format!("CUDA device {index}: libcuda.so.1 not found")),
         }
@@ -74,11 +78,15 @@ impl Trainer for Fake {
         Ok(self.weight + 1.5 + batch.ids[0] as f32 * 1e-4)
     }
 
-    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String> {
-        let last = usize::from(*context.last().ok_or("no context")?);
-        Ok((0..256_usize)
-            .map(|byte| if (32..127).contains(&byte) { -((byte.abs_diff(last) % 17) as f32) } else { -9.0 })
-            .collect())
+    fn continue_text(&mut self, prompt: &[u8], options: &GenerateOptions) -> Result<Vec<u8>, String> {
+        let last = u64::from(*prompt.last().ok_or("no prompt")?);
+        // As `Gpt::generate` has it.
+        if options.max_new_tokens == 0 || prompt.len() + options.max_new_tokens - 1 > self.seq {
+            return Err(format!("{} and {} bytes: {}", prompt.len(), options.max_new_tokens, self.seq));
+        }
+        // Printable bytes that depend on the prompt and on the seed.
+        let byte = |i: u64| 32 + ((last + options.seed + i * 7) % 95) as u8;
+        Ok((0..options.max_new_tokens as u64).map(byte).collect())
     }
 
     fn slots(&mut self) -> Result<Vec<SlotState>, String> {

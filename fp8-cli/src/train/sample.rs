@@ -1,12 +1,13 @@
 //! Text that a trained model generates.
 
+use fp8_nn::GenerateOptions;
 use rand::Rng;
 
 use crate::train::batches;
 use crate::train::config::Config;
 use crate::train::trainer::{Run, Trainer};
 
-const TEMPERATURE: f64 = 0.8;
+const TEMPERATURE: f32 = 0.8;
 
 /// Bytes that a model generated, and the prompt before them.
 #[derive(Debug)]
@@ -16,41 +17,31 @@ pub(crate) struct Sample {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Generates bytes one by one from the model's distribution at temperature 0.8. The prompt is the first sequence of the
-/// held-out text or, if that is shorter, the last sequence of the whole text.
+/// Generates bytes from the model's distribution at temperature 0.8. The prompt begins the held-out text and is half as long
+/// as the context; if that text is shorter, the prompt ends the whole text. A sample that is longer than the rest of the
+/// context is generated in pieces, each of which continues the last bytes.
 pub(crate) fn generate<T: Trainer>(config: &Config, run: Run, trainer: &mut T) -> Result<Sample, String> {
     let seq = config.settings.seq;
     let text = config.corpus.bytes();
-    let start = config.corpus.train().len().min(text.len() - seq);
-    let prompt = text[start..start + seq].to_vec();
-    let mut rng = batches::stream(config.settings.seed, u64::MAX);
+    let len = (seq / 2).max(1);
+    let start = config.corpus.train().len().min(text.len() - len);
+    let prompt = text[start..start + len].to_vec();
+    let mut seeds = batches::stream(config.settings.seed, u64::MAX);
     let mut all = prompt.clone();
-    for _ in 0..config.sample {
-        let scores = trainer.next_byte(&all[all.len() - seq..])?;
-        all.push(draw(&scores, rng.random())?);
+    while all.len() < len + config.sample {
+        let rest = len + config.sample - all.len();
+        // The model does not read the last byte that it adds.
+        let max_new_tokens = rest.min(seq + 1 - len);
+        let options = GenerateOptions {
+            max_new_tokens,
+            temperature: TEMPERATURE,
+            seed: seeds.random(),
+            ..GenerateOptions::default()
+        };
+        let added = trainer.continue_text(&all[all.len() - len..], &options)?;
+        all.extend(added);
     }
-    Ok(Sample { run, prompt, bytes: all.split_off(seq) })
-}
-
-/// Returns the byte at `point` (0 to 1) of the cumulative distribution.
-fn draw(scores: &[f32], point: f64) -> Result<u8, String> {
-    let highest = f64::from(scores.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let weights: Vec<f64> =
-        scores.iter().map(|&score| ((f64::from(score) - highest) / TEMPERATURE).exp()).collect();
-    let total: f64 = weights.iter().sum();
-    if !total.is_finite() {
-        return Err("the model's scores are not finite".to_owned());
-    }
-    let mut rest = point * total;
-    for (byte, weight) in weights.iter().enumerate() {
-        rest -= weight;
-        if rest < 0.0 {
-            return u8::try_from(byte).map_err(|_| format!("the model scores {} bytes", scores.len()));
-        }
-    }
-    // Rounding errors left a small rest of `point`: take the most probable byte.
-    let most = weights.iter().zip(0_u8..=255).max_by(|a, b| a.0.total_cmp(b.0));
-    most.map(|(_, byte)| byte).ok_or_else(|| "the model scores no bytes".to_owned())
+    Ok(Sample { run, prompt, bytes: all.split_off(len) })
 }
 
 /// Returns bytes as text. Valid UTF-8 and line breaks stay as they are; everything else becomes `\xNN`, and tabs `\t`.
@@ -82,18 +73,5 @@ mod tests {
     fn bytes_become_readable() {
         assert_eq!(printable(b"a\tb\r\n\x00\xff"), "a\\tb\\x0d\n\\x00\\xff");
         assert_eq!(printable("2 ≤ 3".as_bytes()), "2 ≤ 3");
-    }
-
-    #[test]
-    fn drawing_follows_the_scores() {
-        let mut scores = vec![f32::NEG_INFINITY; 256];
-        scores[65] = 0.0;
-        scores[66] = 0.0;
-        assert_eq!(draw(&scores, 0.0), Ok(65));
-        assert_eq!(draw(&scores, 0.49), Ok(65));
-        assert_eq!(draw(&scores, 0.51), Ok(66));
-        assert!(matches!(draw(&scores, 1.0), Ok(65 | 66)));
-        assert!(draw(&[f32::NAN; 256], 0.5).is_err());
-        assert!(draw(&[f32::NEG_INFINITY; 256], 0.5).is_err());
     }
 }

@@ -264,13 +264,13 @@ impl Session {
         Ok(loss.item()?)
     }
 
-    /// Returns the logits of the byte after `context`.
-    fn scores(&mut self, context: &[u8]) -> Result<Vec<f32>> {
-        let ids = context.iter().map(|&byte| i32::from(byte)).collect();
-        let ids = Tensor::from_vec::<i32>(ids, [1, context.len()], &self.device)?;
+    /// Returns the tokens that continue `prompt`.
+    fn generate(&mut self, prompt: &[u8], options: &GenerateOptions) -> Result<Vec<i32>> {
+        let prompt: Vec<i32> = prompt.iter().copied().map(i32::from).collect();
         let mut cx = self.scaling.eval_with_options(&self.recipe, &self.autocast)?;
-        let logits = self.model.forward(&mut cx, &ids)?.0.to_f32_vec()?;
-        Ok(logits[logits.len().saturating_sub(256)..].to_vec())
+        let mut tokens = Vec::new();
+        self.model.generate(&mut cx, &[prompt], options, |_, token| tokens.push(token))?;
+        Ok(tokens)
     }
 }
 
@@ -370,8 +370,10 @@ impl Trainer for Session {
         self.loss(batch).map_err(sentence)
     }
 
-    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String> {
-        self.scores(context).map_err(sentence)
+    fn continue_text(&mut self, prompt: &[u8], options: &GenerateOptions) -> Result<Vec<u8>, String> {
+        let bytes = self.generate(prompt, options).map_err(sentence)?;
+        // The vocabulary has 256 tokens.
+        Ok(bytes.into_iter().map(|token| token as u8).collect())
     }
 
     fn slots(&mut self) -> Result<Vec<SlotState>, String> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use fp8_nn::GenerateOptions;
 use fp8_nn::fp8_kernels::MemoryUse;
 
 use crate::train::batches;
@@ -60,8 +61,8 @@ pub(crate) trait Trainer: Sized {
     fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
     /// Returns the mean loss over the batch, and changes nothing that a later step reads.
     fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
-    /// Returns the logits of the byte after `context`, and changes nothing that a later step reads.
-    fn next_byte(&mut self, context: &[u8]) -> Result<Vec<f32>, String>;
+    /// Returns `max_new_tokens` bytes that continue `prompt`, and changes nothing that a later step reads.
+    fn continue_text(&mut self, prompt: &[u8], options: &GenerateOptions) -> Result<Vec<u8>, String>;
     /// Returns the quantizer slots after an observed step, always in the same order. High precision has none.
     fn slots(&mut self) -> Result<Vec<SlotState>, String>;
     /// Returns what to change about tensors that lost values in the observed steps, in sentences.

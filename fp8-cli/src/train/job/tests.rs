@@ -95,6 +95,19 @@ fn a_job_leaves_three_files() {
 }
 
 #[test]
+fn a_sample_of_any_length_fits_any_context() {
+    let place = Place::new();
+    for seq in [1, 2, 3, 64] {
+        for sample in [1, 2, 33, 34, 200] {
+            let options = format!("--steps 2 --recipe none --seq {seq} --sample {sample}");
+            let out = place.run("r", &options).unwrap();
+            let html = fs::read_to_string(place.path("r").join("report.html")).unwrap();
+            assert!(out.contains("model continues:") && html.contains("grey text"), "{seq}, {sample}: {out}");
+        }
+    }
+}
+
+#[test]
 fn without_a_recipe_the_fields_of_fp8_are_null() {
     let place = Place::new();
     place.run("r", "--steps 4 --recipe none --sample 0").unwrap();
