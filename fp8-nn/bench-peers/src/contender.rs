@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-use crate::Result;
+use crate::result::Result;
 
 /// One way to do the work. Its name says the precision, and in front of it the library if that is not this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

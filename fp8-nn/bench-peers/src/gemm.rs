@@ -6,14 +6,15 @@ use std::process::Command;
 use clap::Args;
 use serde::Serialize;
 
+use crate::common::Common;
 use crate::contender::{self, Contender};
 use crate::load::Load;
 use crate::machine::Machine;
 use crate::report::{Results, Table, ratio};
+use crate::result::Result;
 use crate::size::{Product, SIZES, Size};
 use crate::statistics::{Ratio, geometric_mean, median, order};
 use crate::worker::Worker;
-use crate::{Common, Result};
 
 /// The ratios of speeds that are reported.
 const COMPARISONS: [(Contender, Contender); 5] = [

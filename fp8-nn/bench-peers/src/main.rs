@@ -5,12 +5,14 @@
 //! them takes a turn, and ratios are medians of the rounds' ratios, so that a machine that slows down slows all.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod common;
 mod contender;
 mod gemm;
 mod load;
 mod machine;
 mod products;
 mod report;
+mod result;
 mod session;
 mod size;
 mod start;
@@ -18,15 +20,11 @@ mod statistics;
 mod train;
 mod worker;
 
-use std::error::Error;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use contender::Contender;
 use size::Size;
-
-type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
@@ -47,49 +45,6 @@ enum Task {
     /// Multiplies as the lines on stdin say
     #[command(hide = true)]
     GemmWorker,
-}
-
-/// Options of both benches.
-#[derive(Args, Debug)]
-struct Common {
-    /// Also measures other libraries, with this Python interpreter
-    #[arg(long, value_name = "PYTHON")]
-    peers: Option<PathBuf>,
-
-    /// Models and batches, as layers/hidden/heads/seq/batch
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_values = size::SIZES)]
-    sizes: Vec<Size>,
-
-    /// Numbers of threads [default: 1 and, if there are as many cores, 2]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
-    threads: Vec<usize>,
-
-    /// Contenders that take part [default: the usual ones; other libraries only with --peers]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    contenders: Vec<Contender>,
-
-    /// Turns that each contender takes
-    #[arg(long, value_name = "N", default_value = "7", value_parser = positive)]
-    rounds: usize,
-
-    /// Writes all results to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-impl Common {
-    fn threads(&self) -> Result<Vec<usize>> {
-        if !self.threads.is_empty() {
-            return Ok(self.threads.clone());
-        }
-        let mut threads = vec![1, std::thread::available_parallelism()?.get().min(2)];
-        threads.dedup();
-        Ok(threads)
-    }
-}
-
-fn positive(text: &str) -> std::result::Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
 }
 
 fn main() -> ExitCode {

@@ -7,8 +7,8 @@ use std::time::Instant;
 use fp8_nn::fp8_kernels::{ScalePolicy, ScaleRule};
 use fp8_nn::prelude::*;
 
-use crate::Result;
 use crate::contender::Contender;
+use crate::result::Result;
 use crate::size::{Pass, Product};
 
 /// Answers each line, `CONTENDER LAYOUT M N K SECONDS`, with the seconds of the fastest of as many products as the given

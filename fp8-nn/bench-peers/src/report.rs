@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::Result;
+use crate::result::Result;
 use crate::statistics::Ratio;
 
 /// A table whose columns are as wide as their widest cell.

@@ -6,6 +6,7 @@ use std::time::Instant;
 use fp8_nn::prelude::*;
 
 use crate::contender::Contender;
+use crate::result::Result;
 use crate::size::Size;
 use crate::start::{self, Batch};
 
@@ -25,7 +26,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(contender: Contender, size: &Size) -> crate::Result<Self> {
+    pub(crate) fn new(contender: Contender, size: &Size) -> Result<Self> {
         let (enabled, compute_dtype) = match contender {
             Contender::F32 => (false, None),
             Contender::Bf16 => (false, Some(DType::BF16)),
@@ -68,7 +69,7 @@ impl Session {
 }
 
 /// Answers each line, a number of steps, with the seconds and the loss of each step.
-pub(crate) fn serve(contender: Contender, size: &Size) -> crate::Result {
+pub(crate) fn serve(contender: Contender, size: &Size) -> Result {
     let mut session = Session::new(contender, size)?;
     println!("ready fp8-nn {}", env!("CARGO_PKG_VERSION"));
     for line in stdin().lines() {

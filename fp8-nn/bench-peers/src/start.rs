@@ -8,7 +8,7 @@ use fp8_nn::rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::Result;
+use crate::result::Result;
 use crate::size::{Size, VOCABULARY};
 
 /// Plays by Shakespeare. The last tenth is not trained on.

@@ -7,14 +7,16 @@ use std::process::Command;
 use clap::Args;
 use serde::Serialize;
 
+use crate::common::{Common, positive};
 use crate::contender::{self, Contender};
 use crate::load::Load;
 use crate::machine::Machine;
 use crate::report::{Results, Table, ratio};
+use crate::result::Result;
 use crate::size::Size;
+use crate::start;
 use crate::statistics::{Ratio, largest_difference, median, order};
 use crate::worker::Worker;
-use crate::{Common, Result, positive, start};
 
 /// The contenders that are measured without `--contenders`. Those of other libraries need `--peers`.
 const USUAL: [Contender; 7] = [

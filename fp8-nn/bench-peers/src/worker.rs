@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::Result;
+use crate::result::Result;
 
 /// A process that waits for work. Dropping it ends the process.
 #[derive(Debug)]

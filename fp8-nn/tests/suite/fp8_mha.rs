@@ -324,7 +324,7 @@ fn cross_attention_has_the_options_too() {
     );
 }
 
-/// As in `fp8 train`.
+/// As in `fp8 train`. With 12 seeds the losses were between 1.5 % below and 4.6 % above those without it, 1.5 % above on average.
 #[test]
 fn a_model_learns_as_fast() {
     let last = |fp8_mha, seed| {
@@ -350,8 +350,8 @@ fn a_model_learns_as_fast() {
         }
         loss
     };
-    for seed in 1..=12 {
-        let (p, f) = (last(false, seed), last(true, seed));
-        println!("SEED {seed} {p} {f} {}", f / p - 1.0);
-    }
+    let ratios: Vec<f32> =
+        (1..=unless_simulated(6, 1)).map(|seed| last(true, seed) / last(false, seed) - 1.0).collect();
+    let mean = ratios.iter().sum::<f32>() / ratios.len() as f32;
+    assert!(mean.abs() < 0.04 && mean != 0.0, "{ratios:?}");
 }

@@ -78,7 +78,8 @@ pub(crate) fn suites() -> impl Iterator<Item = &'static Program> {
 }
 
 /// Reference data, as `cargo xtask golden --dir` and the suites expect it below `tests/golden`.
-const GOLDEN: [(&str, &str); 3] = [("fp8-format", "codec"), ("fp8-recipe", "recipe"), ("fp8-nn", "nn")];
+const GOLDEN: [(&str, &str); 4] =
+    [("fp8-format", "codec"), ("fp8-recipe", "recipe"), ("fp8-nn", "nn"), ("fp8-nn", "options")];
 
 #[derive(clap::Args)]
 pub(crate) struct GpuBundle {
@@ -292,6 +293,21 @@ mod tests {
         assert_eq!(find(&built, by_name("recipe")).unwrap(), Path::new("/t/fp8-recipe"));
         let missing = find(&built, by_name("gpu_bench")).unwrap_err().to_string();
         assert!(missing.contains("bin gpu_bench of bench-gpu"), "{missing}");
+    }
+
+    #[test]
+    fn recorded_samples_that_a_suite_reads_travel() {
+        for package in suites().map(|suite| suite.package) {
+            let tests = root().join(package).join("tests");
+            for file in workspace::files(&tests).unwrap() {
+                let text = fs::read_to_string(&file).unwrap_or_default();
+                let folders = text.split("samples(\"").skip(1).filter_map(|rest| rest.split('"').next());
+                for folder in folders {
+                    let is_there = GOLDEN.contains(&(package, folder));
+                    assert!(is_there, "{} reads tests/golden/{folder}", file.display());
+                }
+            }
+        }
     }
 
     #[test]
