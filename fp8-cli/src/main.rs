@@ -13,6 +13,7 @@
 //! Exit code 0: done. 1: a file could not be read or written on the way. 2: an input is wrong, and nothing was written. 130: Ctrl-C
 //! or another signal ended it.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![forbid(unsafe_code)]
 
 mod command_line;

@@ -1,6 +1,7 @@
 //! The trait of process groups.
 
-use crate::{Result, gather};
+use crate::Result;
+use crate::gather::exchange;
 use fp8_kernels::{Operand, Slot, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt;
@@ -121,7 +122,7 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Those of [`quantized_all_gather`](crate::quantized_all_gather()).
     fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
-        gather::by_exchange(self, what, shard, slot)
+        exchange::by_exchange(&|what, x| self.all_gather(what, x), what, shard, slot)
     }
 
     /// Returns when all ranks have called it.

@@ -1,3 +1,4 @@
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(feature = "cuda"), forbid(unsafe_code))]
@@ -8,7 +9,6 @@ mod environment;
 mod error;
 mod events;
 mod gather;
-mod gather_blocks;
 mod group;
 mod host;
 mod local;
@@ -17,6 +17,7 @@ mod member;
 mod message;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod reduction;
 mod rendezvous;
 mod tcp;
 mod timed;

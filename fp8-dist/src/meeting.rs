@@ -7,7 +7,7 @@
 
 use crate::member::Exchange;
 use crate::message::Message;
-use crate::{Error, Failure, Result, events};
+use crate::{Error, Failure, Result, events, reduction};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ impl Table {
         match Message::first_difference(&all) {
             Some(difference) => self.fail(difference),
             None => {
-                self.mailboxes.fill(Some(Arc::new(Message::reduced(all))));
+                self.mailboxes.fill(Some(Arc::new(reduction::reduced(all))));
                 None
             }
         }

@@ -7,20 +7,21 @@
 //! Each message has one deadline as a whole, so a peer that reads one byte at a time delays no other rank. Separate threads read
 //! incoming data, and no call waits for them longer than the deadline plus a grace period.
 
+mod connection;
 mod guest;
 
 use crate::local::check_options;
 use crate::meeting::{Meeting, News, Seat};
 use crate::member::Member;
 use crate::rendezvous::{self, Met};
-use crate::timed::{Timed, Until, is_late, keep_alive};
+use crate::timed::{Timed, Until, is_late};
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, ProcessGroup, Result};
+use connection::{GOODBYE, closed, prepare, spawn};
 pub(crate) use guest::Guest;
 use std::io::{self, BufReader, BufWriter};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 /// Joins a group of processes and returns this process's handle. Every process of the group calls it; it returns when all have.
@@ -61,10 +62,6 @@ pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Ar
         Connected::Guest(guest) => Arc::new(Member::new(guest)),
     })
 }
-
-/// The time that a leaving rank has to tell the others. A rank that cannot send to rank 0 also waits this long for the
-/// cause.
-const GOODBYE: Duration = Duration::from_secs(1);
 
 /// This process's end of a group.
 pub(crate) enum Connected {
@@ -130,17 +127,6 @@ fn employ(meeting: &Arc<Meeting>, rank: usize, stream: &TcpStream, deadline: Dur
     spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing, deadline))
 }
 
-/// Sets the socket options of a group's connection. Reads wait as long as the connection lasts; writes are [`Timed`].
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(None)?;
-    keep_alive(stream)
-}
-
-fn spawn(what: &str, rank: usize, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(format!("{what} {rank}")).spawn(f).map(drop)
-}
-
 /// Passes the messages of a rank to the meeting until the rank leaves.
 fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
     let mut stream = BufReader::new(stream);
@@ -198,15 +184,6 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Durati
     }
 }
 
-fn closed(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::InvalidData => format!("{error}"),
-        io::ErrorKind::TimedOut => format!("its machine does not answer ({error})"),
-        io::ErrorKind::UnexpectedEof => "its connection closed; its process has probably ended".to_owned(),
-        _ => format!("its connection closed; its process has probably ended ({error})"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,6 +194,7 @@ mod tests {
     use socket2::SockRef;
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::thread;
     use std::time::Instant;
 
     const SHORT: Duration = Duration::from_millis(600);

@@ -8,20 +8,19 @@
 //! that have arrived. Anything else than a well-formed frame is an error.
 
 mod failure;
+mod head;
 
-use crate::message::{Call, Message, Operation, Part};
-use crate::{Failure, ReduceOp};
+use crate::Failure;
+use crate::message::{Message, Operation, Part};
 use failure::put_failure;
 use fp8_kernels::{DType, Device, Element, Shape, Tensor, bf16, f16};
+use head::{Head, invalid, put_number, put_part, put_ranks, put_text};
 use std::io::{self, Read, Write};
 
 /// The longest head, which is enough for the names of half a million slots.
 const MAX_HEAD: usize = 64 << 20;
 /// Elements are read and written in pieces of this many bytes.
 const PIECE: usize = 1 << 20;
-/// Larger tensors are refused: 1 TiB.
-const MAX_TENSOR: usize = 1 << 40;
-
 /// The frames that ranks exchange once they are connected.
 #[derive(Debug)]
 pub(crate) enum Frame {
@@ -124,31 +123,6 @@ fn pieces<T: Element>(out: &mut impl Write, data: &Tensor) -> io::Result<()> {
     bytemuck::cast_slice::<T, u8>(data).chunks(PIECE).try_for_each(|piece| out.write_all(piece))
 }
 
-fn put_number(head: &mut Vec<u8>, number: u64) {
-    head.extend_from_slice(&number.to_le_bytes());
-}
-
-fn put_text(head: &mut Vec<u8>, text: &str) {
-    // `start` refuses texts that exceed the limit of a head.
-    head.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
-    head.extend_from_slice(text.as_bytes());
-}
-
-fn put_part(head: &mut Vec<u8>, part: Option<&Part>) {
-    let Some(part) = part else { return head.push(0) };
-    head.push(if part.data.is_some() { 2 } else { 1 });
-    head.push(DTYPES.iter().position(|&dtype| dtype == part.dtype).unwrap_or_default() as u8);
-    head.push(part.shape.len() as u8);
-    part.shape.iter().for_each(|&extent| put_number(head, extent as u64));
-}
-
-const DTYPES: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::I32, DType::U8];
-
-fn put_ranks(head: &mut Vec<u8>, ranks: &[usize]) {
-    put_number(head, ranks.len() as u64);
-    ranks.iter().for_each(|&rank| put_number(head, rank as u64));
-}
-
 /// Receives one frame. If the stream ends, also before the first byte, the error is [`io::ErrorKind::UnexpectedEof`].
 pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
     let mut first = [0; 5];
@@ -215,85 +189,11 @@ fn read_elements<T: Element>(input: &mut impl Read, len: usize) -> io::Result<Ve
     Ok(data)
 }
 
-fn invalid(what: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not part of the protocol"))
-}
-
-/// The part of a head that has not been read.
-struct Head<'a>(&'a [u8]);
-
-impl<'a> Head<'a> {
-    fn take(&mut self, len: usize) -> io::Result<&'a [u8]> {
-        let (taken, rest) =
-            self.0.split_at_checked(len).ok_or_else(|| invalid("a head that is too short".to_owned()))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn byte(&mut self) -> io::Result<u8> {
-        Ok(self.take(1)?.first().copied().unwrap_or_default())
-    }
-
-    fn number(&mut self) -> io::Result<u64> {
-        Ok(self.take(8)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
-    }
-
-    fn count(&mut self) -> io::Result<usize> {
-        usize::try_from(self.number()?).map_err(|_| invalid("a number beyond memory".to_owned()))
-    }
-
-    fn text(&mut self) -> io::Result<String> {
-        let len = self.take(4)?.iter().rev().fold(0, |len, &byte| len << 8 | usize::from(byte));
-        let bytes = self.take(len)?.to_vec();
-        String::from_utf8(bytes).map_err(|_| invalid("a text that is not UTF-8".to_owned()))
-    }
-
-    fn call(&mut self) -> io::Result<Call> {
-        let (tag, argument) = (self.byte()?, self.count()?);
-        let op = || match argument {
-            0 => Ok(ReduceOp::Sum),
-            1 => Ok(ReduceOp::Max),
-            _ => Err(invalid(format!("reduction {argument}"))),
-        };
-        let operation = match tag {
-            0 => Operation::AgreeOnNames,
-            1 => Operation::AllReduceArena,
-            2 => Operation::AllReduce(op()?),
-            3 => Operation::AllGather,
-            4 => Operation::ReduceScatter(op()?),
-            5 => Operation::Broadcast { root: argument },
-            6 => Operation::Barrier,
-            7 => Operation::AgreeOnState,
-            _ => return Err(invalid(format!("collective {tag}"))),
-        };
-        Ok(Call { operation, what: self.text()? })
-    }
-
-    /// Returns a part without its elements, and whether they follow.
-    fn part(&mut self) -> io::Result<Option<(Part, bool)>> {
-        let has_data = match self.byte()? {
-            0 => return Ok(None),
-            1 => false,
-            2 => true,
-            tag => return Err(invalid(format!("part {tag}"))),
-        };
-        let tag = self.byte()?;
-        let dtype = DTYPES.get(usize::from(tag)).ok_or_else(|| invalid(format!("dtype {tag}")))?;
-        let dims = (0..self.byte()?).map(|_| self.count()).collect::<io::Result<Vec<_>>>()?;
-        let bytes = dims.iter().try_fold(dtype.size(), |bytes, &dim| bytes.checked_mul(dim));
-        let shape = Shape::from_slice(&dims).filter(|_| bytes.is_some_and(|bytes| bytes <= MAX_TENSOR));
-        let shape = shape.ok_or_else(|| invalid(format!("a tensor of shape {dims:?}")))?;
-        Ok(Some((Part { dtype: *dtype, shape, data: None }, has_data)))
-    }
-
-    fn ranks(&mut self) -> io::Result<Vec<usize>> {
-        (0..self.number()?).map(|_| self.count()).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
+    use crate::message::Call;
     use proptest::prelude::*;
     use std::time::Duration;
 

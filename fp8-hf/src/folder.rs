@@ -1,6 +1,6 @@
 //! A Hugging Face folder: configuration and weights that fit each other.
 
-use super::config::{Config, InputScales, QuantMethod, WeightScales};
+use super::config::{Config, InputScales, QuantMethod, Quantization, WeightScales};
 use super::family::{Family, HEAD, TensorSpec};
 use super::files::{exists, read_text, unreadable};
 use super::weights::{WeightInfo, Weights};
@@ -15,9 +15,7 @@ use std::path::{Path, PathBuf};
 pub(super) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 /// The remedy for an output projection in a tied model's files that is not the embedding.
-const UNTIE: &str = "set tie_word_embeddings to false, or remove the tensor";
-/// Elements that are compared at a time.
-const CHUNK: usize = 1 << 20;
+pub(super) const UNTIE: &str = "set tie_word_embeddings to false, or remove the tensor";
 /// The ends of the names of scales of an FP8 cache for keys and values, which is not supported.
 const CACHE_SCALES: [&str; 5] = [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale"];
 /// The tensors that belong to an FP8 weight, by the end of their names.
@@ -143,29 +141,8 @@ impl Folder {
     }
 
     /// Returns the head that the files of a tied model have all the same.
-    fn tied_head(&self) -> Option<&WeightInfo> {
+    pub(super) fn tied_head(&self) -> Option<&WeightInfo> {
         self.weights.info(HEAD).filter(|_| self.config.tie_word_embeddings)
-    }
-
-    /// Checks that the head in the files of a tied model is its embedding. transformers uses a head that differs, although the
-    /// configuration ties them.
-    pub(super) fn expect_tied(&self) -> Result<()> {
-        let (Some(head), Some(spec)) = (self.tied_head(), self.config.tensors().into_iter().next()) else {
-            return Ok(());
-        };
-        let table = self.stored(&spec.name);
-        let [rows, cols] = head.matrix();
-        let step = (CHUNK / cols.max(1)).max(1);
-        for first in (0..rows).step_by(step) {
-            let rows = first..(first + step).min(rows);
-            let (head, table) = (self.rows(HEAD, rows.clone())?, self.rows(table, rows)?);
-            if head.iter().zip(&table).any(|(head, table)| head.to_bits() != table.to_bits()) {
-                return Err(self.problem(format!(
-                    "`{HEAD}` differs from the embedding, but {CONFIG} ties them: {UNTIE}"
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// Checks one tensor of the model, and the scales that belong to it.
@@ -192,6 +169,17 @@ impl Folder {
         if !is_float(info.dtype) {
             return Err(format!("`{name}` is {:?}: expected F32, BF16, F16 or FP8", info.dtype));
         }
+        self.check_scales(spec, name, expected)
+    }
+
+    /// Checks the scales that belong to a tensor of the model.
+    fn check_scales(
+        &mut self,
+        spec: &TensorSpec,
+        name: &str,
+        expected: &mut BTreeSet<String>,
+    ) -> Result<(), String> {
+        let Some(dtype) = self.weights.info(name).map(|info| info.dtype) else { return Ok(()) };
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let find = |ends: [&str; 2]| {
             let names = ends.map(|end| format!("{module}.{end}"));
@@ -202,16 +190,16 @@ impl Folder {
         } else {
             (Vec::new(), Vec::new())
         };
-        if !is_fp8(info.dtype) {
+        if !is_fp8(dtype) {
             return match weight.first().or(input.first()) {
                 None => Ok(()),
-                Some(scale) => Err(format!("`{scale}` is the scale of `{name}`, which is {:?}", info.dtype)),
+                Some(scale) => Err(format!("`{scale}` is the scale of `{name}`, which is {:?}", dtype)),
             };
         }
         let Some(quantization) = &self.config.quantization else {
-            return Err(format!("`{name}` is {:?}, but {CONFIG} has no `quantization_config`", info.dtype));
+            return Err(format!("`{name}` is {:?}, but {CONFIG} has no `quantization_config`", dtype));
         };
-        if info.dtype == Dtype::F8_E8M0 {
+        if dtype == Dtype::F8_E8M0 {
             return Err(format!("`{name}` is F8_E8M0, which is a dtype of scales: expected F8_E4M3"));
         }
         let scale = match (weight.as_slice(), input.as_slice()) {
@@ -224,6 +212,39 @@ impl Folder {
             }
             _ => return Err(format!("`{name}` has two scales: {} and its like", weight.join(", "))),
         };
+        self.check_layout(spec, name, scale, quantization)?;
+        if quantization.inputs == InputScales::Static && input.is_empty() {
+            let [name, older] = INPUT_SCALES.map(|end| format!("{module}.{end}"));
+            return Err(format!(
+                "`{name}` (or `{older}`) is missing: `quantization_config` says that inputs have static scales, so every FP8 \
+                 weight needs one"
+            ));
+        }
+        if let Some(input) = input.first() {
+            let info = self.weights.info(input).filter(|info| info.shape.iter().all(|&extent| extent == 1));
+            if !info.is_some_and(|info| is_float(info.dtype) && !is_fp8(info.dtype)) {
+                return Err(format!("`{input}` is no number: expected one scale, in F32, BF16 or F16"));
+            }
+        }
+        expected.insert(scale.clone());
+        expected.extend(input.first().cloned());
+        let scales = Scales {
+            weight: scale.clone(),
+            input: input.first().cloned(),
+            granularity: quantization.weights,
+        };
+        self.quantized.insert(name.to_owned(), scales);
+        Ok(())
+    }
+
+    /// Checks the shape and the dtype of the scales of a weight.
+    fn check_layout(
+        &self,
+        spec: &TensorSpec,
+        name: &str,
+        scale: &str,
+        quantization: &Quantization,
+    ) -> Result<(), String> {
         let granularity = quantization.weights;
         let is_inverse = scale.ends_with(WEIGHT_SCALES[0]);
         let is_fitting = match (quantization.method, granularity) {
@@ -250,23 +271,6 @@ impl Folder {
         if !is_float(dtype) || matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) {
             return Err(format!("`{scale}` is {dtype:?}: expected F32, BF16, F16 or F8_E8M0"));
         }
-        if quantization.inputs == InputScales::Static && input.is_empty() {
-            let [name, older] = INPUT_SCALES.map(|end| format!("{module}.{end}"));
-            return Err(format!(
-                "`{name}` (or `{older}`) is missing: `quantization_config` says that inputs have static scales, so every FP8 \
-                 weight needs one"
-            ));
-        }
-        if let Some(input) = input.first() {
-            let info = self.weights.info(input).filter(|info| info.shape.iter().all(|&extent| extent == 1));
-            if !info.is_some_and(|info| is_float(info.dtype) && !is_fp8(info.dtype)) {
-                return Err(format!("`{input}` is no number: expected one scale, in F32, BF16 or F16"));
-            }
-        }
-        expected.insert(scale.clone());
-        expected.extend(input.first().cloned());
-        let scales = Scales { weight: scale.clone(), input: input.first().cloned(), granularity };
-        self.quantized.insert(name.to_owned(), scales);
         Ok(())
     }
 

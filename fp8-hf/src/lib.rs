@@ -1,3 +1,4 @@
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ mod specs;
 mod static_inputs;
 mod targets;
 pub mod text;
+mod tied;
 mod token_losses;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;

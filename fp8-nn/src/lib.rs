@@ -1,4 +1,5 @@
 // These definitions win over those of README, which lead to files.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![doc = "[which-recipe]: guide::which_recipe"]
 #![doc = "[delayed-scaling]: guide::delayed_scaling"]
 #![doc = "[from-transformer-engine]: guide::from_transformer_engine\n"]

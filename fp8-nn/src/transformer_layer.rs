@@ -168,6 +168,29 @@ struct Parts {
     output: Output,
 }
 
+impl TransformerLayerOptions {
+    /// Refuses options that ask for two orders of norms and additions.
+    fn expect_one_order(&self, path: &str) -> Result<()> {
+        let refuse = |option, other: &str| {
+            let (part, value) = (path.to_owned(), "true".to_owned());
+            let remedy = format!("not together with {other}: set one of the two");
+            Err(Error::Option { part, option, value, remedy })
+        };
+        let post = "apply_residual_connection_post_layernorm";
+        let adds_normed = self.apply_residual_connection_post_layernorm;
+        if self.parallel_attention_mlp && self.output_layernorm {
+            return refuse("parallel_attention_mlp", "output_layernorm");
+        }
+        if adds_normed && self.parallel_attention_mlp {
+            return refuse(post, "parallel_attention_mlp");
+        }
+        if adds_normed && self.output_layernorm {
+            return refuse(post, "output_layernorm");
+        }
+        Ok(())
+    }
+}
+
 impl TransformerLayer {
     /// Returns the attention.
     pub fn attention(&self) -> &MultiheadAttention {
@@ -219,6 +242,7 @@ impl TransformerLayer {
         device: &Device,
         rng: &mut impl Rng,
     ) -> Result<Self> {
+        options.expect_one_order(path)?;
         let TransformerLayerOptions {
             hidden_size,
             ffn_hidden_size,
@@ -237,27 +261,12 @@ impl TransformerLayer {
             params_dtype,
             init,
         } = options;
-        let refuse = |option, other: &str| {
-            let (layer, value) = (path.to_owned(), "true".to_owned());
-            let remedy = format!("not together with {other}: set one of the two");
-            Err(Error::Option { part: layer, option, value, remedy })
-        };
-        let post = "apply_residual_connection_post_layernorm";
         let residual = Residual {
             hidden: Rate::new(path, "hidden_dropout", hidden_dropout)?,
             path: Rate::new(path, "drop_path_rate", drop_path_rate)?,
             is_f32: fp32_residual_connection,
             params_dtype,
         };
-        if parallel_attention_mlp && output_layernorm {
-            return refuse("parallel_attention_mlp", "output_layernorm");
-        }
-        if adds_normed && parallel_attention_mlp {
-            return refuse(post, "parallel_attention_mlp");
-        }
-        if adds_normed && output_layernorm {
-            return refuse(post, "output_layernorm");
-        }
         let input_layernorm = (!output_layernorm).then_some(norm);
         let output_norm = || NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device);
         // What is computed again as a whole has nothing to leave out.

@@ -1,4 +1,5 @@
 //! Upkeep of the workspace: `cargo xtask --help`. Flags in, one `match`, one file a task.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![deny(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 

@@ -11,6 +11,7 @@
 
 mod draw;
 mod edits;
+mod listed;
 mod survivors;
 mod tally;
 mod trial;
@@ -27,7 +28,7 @@ use crate::workspace::{Result, shell};
 use crate::{artifact, process, ptx};
 pub(crate) use draw::Draw;
 use edits::Mutant;
-use survivors::{Known, Reason};
+use survivors::Known;
 use tally::Tally;
 use trial::{Suite, Trial, Verdict};
 
@@ -112,9 +113,9 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
     let jobs = plan.draw.choose(
         &all,
         |file| seeds.get(file).copied().unwrap_or_default(),
-        |mutant| reason(mutant, &known).is_some(),
+        |mutant| listed::reason_for(mutant, &known).is_some(),
     );
-    let listed = jobs.iter().filter(|mutant| reason(mutant, &known).is_some()).count();
+    let listed = jobs.iter().filter(|mutant| listed::reason_for(mutant, &known).is_some()).count();
     println!(
         "{} mutants in {} kernel files; {}",
         all.len(),
@@ -133,7 +134,9 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
     let mut few = Vec::new();
     for (file, ptx) in &snapshots {
         let jobs: Vec<&Mutant> = jobs.iter().copied().filter(|mutant| mutant.file == *file).collect();
-        let is_run = |mutant: &&&Mutant| !plan.draw.believes_the_list() || reason(mutant, &known).is_none();
+        let is_run = |mutant: &&&Mutant| {
+            !plan.draw.believes_the_list() || listed::reason_for(mutant, &known).is_none()
+        };
         let is_measured = jobs.iter().filter(is_run).count() > FEW;
         if jobs.is_empty() {
             continue;
@@ -167,7 +170,7 @@ fn keep_entries(all: &mut Vec<Mutant>, entries: &[String]) -> Result<()> {
 fn wrong_lines(known: &Known, all: &[Mutant], is_read: impl Fn(&str) -> bool) -> Vec<String> {
     let mut counts = BTreeMap::<String, usize>::new();
     for mutant in all {
-        for key in [mutant.key(), mutant.key_of_all(), unreached(mutant)] {
+        for key in [mutant.key(), mutant.key_of_all(), listed::key_of_unreached_by(mutant)] {
             *counts.entry(key).or_default() += 1;
         }
     }
@@ -204,7 +207,7 @@ fn try_out(trials: &[(Trial, Vec<&Mutant>)], plan: &Plan, known: &Known) -> Resu
         jobs.extend(mutants.iter().map(|mutant| (trial, *mutant)));
     }
     let errors = process::each(&jobs, process::cores(), |_, (trial, mutant)| {
-        let verdict = if plan.draw.believes_the_list() && reason(mutant, known).is_some() {
+        let verdict = if plan.draw.believes_the_list() && listed::reason_for(mutant, known).is_some() {
             Ok(Verdict::Survived)
         } else {
             trial.verdict(mutant, plan.patience)
@@ -225,16 +228,6 @@ fn try_out(trials: &[(Trial, Vec<&Mutant>)], plan: &Plan, known: &Known) -> Resu
     }
     tally.seconds = start.elapsed().as_secs_f64();
     Ok(tally)
-}
-
-/// Returns the list's reason for this mutant, from a line of its own or from one for all that are spelled alike.
-fn reason<'a>(mutant: &Mutant, known: &'a Known) -> Option<&'a Reason> {
-    [mutant.key(), mutant.key_of_all()].iter().find_map(|key| known.get(key))
-}
-
-/// The line of the list for all that no case reaches in the mutant's kernel.
-fn unreached(mutant: &Mutant) -> String {
-    survivors::key_of_unreached(&mutant.file, &mutant.kernel)
 }
 
 /// Texts by stem, of these files or of all; a name of none is an error.

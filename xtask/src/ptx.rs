@@ -25,10 +25,8 @@ use sha2::{Digest, Sha256};
 use crate::process;
 use crate::workspace::{Result, root, shell};
 use nvrtc::Nvrtc;
-use table::{Cell, Row};
+use table::{ARCHITECTURES, Cell, Row};
 
-/// Those that the table shows; the first is that of the snapshots.
-const ARCHITECTURES: [&str; 4] = ["sm_89", "sm_90a", "sm_100", "sm_120"];
 /// The options of every compilation besides the architecture, as the headers of snapshots name them.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
 const GATES: [&str; 4] =

@@ -9,7 +9,7 @@ mod table;
 
 use crate::python::environment;
 use crate::workspace::{Result, Workspace, root, shell};
-use measure::{Expected, Programs};
+use measure::{Expected, Programs, WINDOWS};
 use std::env::consts::EXE_SUFFIX;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,6 @@ pub(crate) struct RealModel {
     save: Option<PathBuf>,
 }
 
-/// The number of windows in a full evaluation.
-const WINDOWS: usize = 8;
 /// Python packages of the conversion.
 const CONVERSION: [&str; 3] = ["numpy", "gguf", "tokenizers"];
 const PEERS: [&str; 2] = ["torch", "transformers"];

@@ -12,27 +12,16 @@
 //! scope resets only provisional ones. Each host knows what it has written ([`Committed`](interop::Committed)), so hosts that do the
 //! same make the same decision. If they do not, some wait in an exchange and others for NCCL until the deadline.
 
+use super::agreed::Agreed;
 use super::api::{self, Api, Comm, Stream};
 use super::communicator::Answer;
 use super::group::{Group, address, call};
-use crate::gather;
+use crate::gather::exchange::agree;
+use crate::gather::{blocks, shard as of_shard};
 use crate::message::{Call, Operation};
-use crate::{Error, ProcessGroup, ReduceOp, Result, gather_blocks};
+use crate::{Error, ReduceOp, Result};
 use fp8_kernels::{Cell, DType, Operand, Scale, Shape, Slot, Tensor, interop, ops};
 use std::sync::Arc;
-
-/// The properties of a call that the ranks have agreed on for its name and need not compare again.
-#[derive(Debug)]
-pub(super) struct Agreed {
-    /// Types and rule.
-    label: String,
-    /// The committed scale in the slot's cell; `None` if the slot has no cell.
-    committed: Option<interop::Committed>,
-    /// The extents of all ranks' shards.
-    shards: Vec<Shape>,
-    /// The call's number, one i32 on the device.
-    number: Tensor,
-}
 
 /// Bytes to gather: where this rank's are, where all go, and how many each rank has.
 struct Parts {
@@ -50,7 +39,9 @@ impl Group {
         let out = self.joined(&call, x, &shards)?;
         if out.numel() > 0 {
             let parts = self.own(Parts::new(x, &out, &shards))?;
-            self.queue(&call, |api, comm, stream| gather_all(api, comm, stream, self.rank(), &[parts]))?;
+            self.queue(&call, |api, comm, stream| {
+                gather_all(api, comm, stream, self.control().rank(), &[parts])
+            })?;
         }
         Ok(out)
     }
@@ -76,19 +67,19 @@ impl Group {
         if let Scale::Blocks(rule) = slot.scale {
             let remedy = "run it outside of the recorded step: the hosts compare the shards of a tensor with scales for blocks";
             shard.device().expect_eager(&named(what), remedy)?;
-            return gather_blocks::gather(self, what, shard, slot, rule);
+            return blocks::gather(&|what, x| self.gather(what, x), what, shard, slot, rule);
         }
-        let label = gather::label(what, shard, slot);
+        let label = of_shard::label(what, shard, slot);
         if let Some(agreed) = self.agreed(what, &label, shard, slot)? {
             return self.gather_agreed(what, &agreed, shard, slot);
         }
         let remedy = "call it once before recording, with this name, slot and shape and with scales that are committed";
         shard.device().expect_eager(&named(what), remedy)?;
-        let agreement = gather::agree(self, what, shard, slot)?;
+        let agreement = agree(&|what, x| self.gather(what, x), what, shard, slot)?;
         if !agreement.is_lasting {
             let quantized = agreement.quantize(shard, slot)?;
-            let elements = self.gather(what, &gather::elements(&quantized)?)?;
-            return gather::join(&quantized, elements, slot);
+            let elements = self.gather(what, &of_shard::elements(&quantized)?)?;
+            return of_shard::join(&quantized, elements, slot);
         }
         let shards = {
             let _turn = self.turn.lock();
@@ -124,7 +115,7 @@ impl Group {
         if agreed.label != label || !is_committed {
             return Ok(None);
         }
-        match agreed.shards.get(self.rank()) {
+        match agreed.shards.get(self.control().rank()) {
             Some(expected) if expected != shard.shape() => {
                 let (found, expected) = (*shard.shape(), *expected);
                 Err(Error::Extents { call: named(what), found, expected })
@@ -139,7 +130,7 @@ impl Group {
         let call = call(Operation::AllGather, what);
         self.expect_alive(&call)?;
         self.expect_device(&call, shard.device())?;
-        let scale = match (slot.scale, gather::rule(slot)) {
+        let scale = match (slot.scale, of_shard::rule(slot)) {
             (Scale::Cell { cell, .. }, _) => Some(cell.clone()),
             (Scale::FromAmax { amax, rule }, _) => Some(Cell::new(rule.scale(amax, 1.0)?, shard.device())?),
             (Scale::FromTensor(_), Some(rule)) => {
@@ -150,11 +141,11 @@ impl Group {
             }
             (Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_), _) => None,
         };
-        let shard = match (&scale, gather::rule(slot)) {
-            (Some(cell), Some(rule)) => gather::quantize(shard, slot, cell, rule)?,
+        let shard = match (&scale, of_shard::rule(slot)) {
+            (Some(cell), Some(rule)) => of_shard::quantize(shard, slot, cell, rule)?,
             _ => ops::quantize(shard, slot)?,
         };
-        let elements = gather::elements(&shard)?;
+        let elements = of_shard::elements(&shard)?;
         let out = self.joined(&call, &elements, &agreed.shards)?;
         let ranks = agreed.shards.len();
         let each = vec![4; ranks];
@@ -170,9 +161,9 @@ impl Group {
         if out.numel() > 0 {
             parts.push(Parts::new(&elements, &out, &agreed.shards)?);
         }
-        self.queue(&call, |api, comm, stream| gather_all(api, comm, stream, self.rank(), &parts))?;
+        self.queue(&call, |api, comm, stream| gather_all(api, comm, stream, self.control().rank(), &parts))?;
         ops::compare_calls(&named(what), &numbers, scales.as_ref())?;
-        gather::join(&shard, out, slot)
+        of_shard::join(&shard, out, slot)
     }
 }
 

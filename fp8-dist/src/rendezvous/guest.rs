@@ -3,7 +3,8 @@
 use super::call::{Answer, Call};
 use super::hello::differ;
 use super::line::Line;
-use super::{GRACE, Meeting, TICK, VERSION, VERSION_NAME};
+use super::meeting::Meeting;
+use super::protocol::{GRACE, TICK, VERSION, VERSION_NAME};
 use crate::timed::{Timed, is_late, keep_alive};
 use crate::wire::{self, Frame};
 use crate::{Failure, Result};

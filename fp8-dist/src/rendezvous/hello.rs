@@ -1,6 +1,6 @@
 //! The hello by which a rank introduces itself, and the check that two ranks belong to one group.
 
-use super::MAX_TEXT;
+use super::protocol::MAX_TEXT;
 use crate::{Environment, Failure};
 
 /// The longest hello: four texts and five numbers.

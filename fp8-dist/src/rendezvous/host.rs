@@ -2,10 +2,11 @@
 
 use super::hello::{Hello, differ};
 use super::line::Line;
+use super::meeting::Meeting;
 use super::proof::Nonce;
+use super::protocol::{PATIENCE, TICK, VERSION, VERSION_NAME};
 use super::search::Search;
 use super::visit::{Visit, Visitor};
-use super::{Meeting, PATIENCE, TICK, VERSION, VERSION_NAME};
 use crate::timed::{Timed, Until, keep_alive};
 use crate::wire::{self, Frame};
 use crate::{Error, Failure, Result};

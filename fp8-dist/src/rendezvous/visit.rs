@@ -3,7 +3,7 @@
 use super::hello::{Hello, MAX_HELLO, array};
 use super::line::{Line, invalid, with_length};
 use super::proof::{Challenge, NONCE, Nonce, Role, TAG, random};
-use super::{MAGIC, PATIENCE, VERSION, Verdict};
+use super::protocol::{MAGIC, PATIENCE, VERSION, Verdict};
 use crate::timed::Until;
 use std::io;
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
 //! The end of the connection of all ranks except rank 0. A thread reads what rank 0 sends into an inbox.
 
-use super::{GOODBYE, closed, prepare, spawn};
+use super::connection::{GOODBYE, closed, prepare, spawn};
 use crate::meeting::All;
 use crate::member::Exchange;
 use crate::message::{Message, Part};

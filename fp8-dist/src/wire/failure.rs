@@ -1,6 +1,6 @@
 //! The encoding of failures.
 
-use super::{Head, invalid, put_number, put_ranks, put_text};
+use super::head::{Head, invalid, put_number, put_ranks, put_text};
 use crate::Failure;
 use std::io;
 use std::sync::Arc;

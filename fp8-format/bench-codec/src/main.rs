@@ -2,12 +2,14 @@
 //! in one process, and with `--peers` against other libraries.
 //!
 //! A ratio compares medians of the same run: ceiling and works take turns, so that a machine that slows down slows both.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod blocks;
 mod buffer;
 mod ceiling;
 mod peers;
+mod plan;
 mod row;
 mod work;
 
@@ -63,7 +65,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     );
     let mut rows = Vec::new();
     for elements in ELEMENTS {
-        let mut groups = work::groups(if elements == ELEMENTS[2] { &threads } else { &[] });
+        let mut groups = plan::groups(if elements == ELEMENTS[2] { &threads } else { &[] });
         if options.peers.is_some() {
             groups.extend(work::float8());
         }

@@ -1,6 +1,5 @@
 //! The measurements of this crate: each work on each path, with buffers that all of them share.
 
-use crate::blocks;
 use crate::buffer::Buffer;
 use crate::row::{Format, Row, Source, Work};
 use fp8_format::slice::{Codec, Path};
@@ -189,7 +188,7 @@ pub(crate) fn done<T, E>(result: Result<T, E>) {
 macro_rules! for_sources {
     ($($source:expr, $field:ident, $lines:literal, $from:ident, $from_saturating:ident;)*) => {
         /// Conversion and quantization from each source.
-        fn encoding(path: Path, threads: usize) -> Vec<Group> {
+        pub(crate) fn encoding(path: Path, threads: usize) -> Vec<Group> {
             let mut groups = Vec::new();
             $(
                 let mut group = Group::new([$lines, 1], threads);
@@ -214,7 +213,7 @@ macro_rules! for_sources {
         }
 
         /// The rest of what reads a source, on one thread.
-        fn reading(path: Path) -> Vec<Group> {
+        pub(crate) fn reading(path: Path) -> Vec<Group> {
             let mut groups = Vec::new();
             $(
                 let mut group = Group::new([$lines, 0], 1);
@@ -251,7 +250,7 @@ for_sources! {
 }
 
 /// Decoding, and transposition of codes.
-fn decoding(path: Path) -> Vec<Group> {
+pub(crate) fn decoding(path: Path) -> Vec<Group> {
     macro_rules! decode {
         ($source:expr, $lines:literal, $to:ident, $field:ident) => {{
             let mut group = Group::new([1, $lines], 1);
@@ -275,24 +274,6 @@ fn decoding(path: Path) -> Vec<Group> {
         decode!(Source::BF16, 2, to_bf16, wide_bf16),
         transpose,
     ]
-}
-
-/// All that is measured, with each of these numbers of threads; tasks of the same bytes beside each other.
-pub(crate) fn groups(threads: &[usize]) -> Vec<Group> {
-    let mut merged: Vec<Group> = Vec::new();
-    let single = Path::available().flat_map(|path| {
-        let works = encoding(path, 1).into_iter().chain(blocks::quantization(path));
-        works.chain(reading(path)).chain(decoding(path)).collect::<Vec<_>>()
-    });
-    let several = threads.iter().filter(|threads| **threads > 1);
-    let several = several.flat_map(|threads| encoding(Path::best(), *threads));
-    for group in single.chain(several) {
-        match merged.iter_mut().find(|same| same.lines == group.lines && same.threads == group.threads) {
-            Some(same) => same.tasks.extend(group.tasks),
-            None => merged.push(group),
-        }
-    }
-    merged
 }
 
 /// The scalar functions of another crate, in a loop as its users write it.

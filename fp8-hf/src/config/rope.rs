@@ -37,58 +37,18 @@ const HARMLESS: &str = "finetuned";
 
 /// Reads both spellings. Where both are present, they must agree: versions of transformers differ in which one wins.
 pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
-    let mut fields = Map::new();
-    for spelling in ["rope_scaling", "rope_parameters"] {
-        let present = config.object(spelling)?.into_iter().flatten().filter(|(_, value)| !value.is_null());
-        let before = fields.clone();
-        for (key, value) in present {
-            fields.insert(key.clone(), value.clone());
-            // `type` is the older name of `rope_type`.
-            let other = before.get(key).or_else(|| match key.as_str() {
-                "rope_type" => before.get("type"),
-                "type" => before.get("rope_type"),
-                _ => None,
-            });
-            let is_other = |other: &&Value| match (other.as_f64(), value.as_f64()) {
-                (Some(one), Some(other)) => one != other,
-                _ => *other != value,
-            };
-            if let Some(other) = other.filter(is_other) {
-                return Err(format!(
-                    "`{key}` is both {other} and {value} in `rope_scaling` and `rope_parameters`: give one of the two"
-                ));
-            }
-        }
-    }
+    let fields = merged(config)?;
     let is_old = config.get("rope_parameters").is_none();
     let path = if is_old { "rope_scaling." } else { "rope_parameters." };
     let rope = Fields::new(&fields, path);
-    for key in rope.keys().filter(|&key| key != HARMLESS) {
-        if key == "attn_factor" {
-            return Err(format!(
-                "`{path}{key}` is not supported: transformers ignores it: remove it, or give its value as `attention_factor`"
-            ));
-        }
-        if !KNOWN.contains(&key) {
-            return Err(format!("`{path}{key}` is not supported: it may change the frequencies"));
-        }
-    }
+    expect_known(rope, path)?;
     for from in [config, rope] {
         if from.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
             let expected = "1: rotating a part of each head is not supported";
             return Err(from.wrong("partial_rotary_factor", expected));
         }
     }
-    let theta = match (rope.positive("rope_theta")?, config.positive("rope_theta")?) {
-        (Some(inner), Some(outer)) if inner != outer => {
-            let expected = format!(
-                "{inner}, as `{path}rope_theta` is: versions of transformers differ in which one wins"
-            );
-            return Err(config.wrong("rope_theta", &expected));
-        }
-        (Some(theta), _) | (None, Some(theta)) => theta,
-        (None, None) => 10000.0,
-    };
+    let theta = theta(config, rope, path)?;
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = rope.text(key)?.unwrap_or("default");
     let required = |field: &str| {
@@ -135,6 +95,63 @@ pub(super) fn rope(config: Fields<'_>) -> Result<Rope, String> {
         }
     };
     Ok(Rope { theta, scaling })
+}
+
+/// Returns the fields of both spellings.
+fn merged(config: Fields<'_>) -> Result<Map<String, Value>, String> {
+    let mut fields = Map::new();
+    for spelling in ["rope_scaling", "rope_parameters"] {
+        let present = config.object(spelling)?.into_iter().flatten().filter(|(_, value)| !value.is_null());
+        let before = fields.clone();
+        for (key, value) in present {
+            fields.insert(key.clone(), value.clone());
+            // `type` is the older name of `rope_type`.
+            let other = before.get(key).or_else(|| match key.as_str() {
+                "rope_type" => before.get("type"),
+                "type" => before.get("rope_type"),
+                _ => None,
+            });
+            let is_other = |other: &&Value| match (other.as_f64(), value.as_f64()) {
+                (Some(one), Some(other)) => one != other,
+                _ => *other != value,
+            };
+            if let Some(other) = other.filter(is_other) {
+                return Err(format!(
+                    "`{key}` is both {other} and {value} in `rope_scaling` and `rope_parameters`: give one of the two"
+                ));
+            }
+        }
+    }
+    Ok(fields)
+}
+
+/// Refuses fields that may change the frequencies.
+fn expect_known(rope: Fields<'_>, path: &str) -> Result<(), String> {
+    for key in rope.keys().filter(|&key| key != HARMLESS) {
+        if key == "attn_factor" {
+            return Err(format!(
+                "`{path}{key}` is not supported: transformers ignores it: remove it, or give its value as `attention_factor`"
+            ));
+        }
+        if !KNOWN.contains(&key) {
+            return Err(format!("`{path}{key}` is not supported: it may change the frequencies"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the base of the frequencies, which stands inside or outside of `rope`.
+fn theta(config: Fields<'_>, rope: Fields<'_>, path: &str) -> Result<f64, String> {
+    Ok(match (rope.positive("rope_theta")?, config.positive("rope_theta")?) {
+        (Some(inner), Some(outer)) if inner != outer => {
+            let expected = format!(
+                "{inner}, as `{path}rope_theta` is: versions of transformers differ in which one wins"
+            );
+            return Err(config.wrong("rope_theta", &expected));
+        }
+        (Some(theta), _) | (None, Some(theta)) => theta,
+        (None, None) => 10000.0,
+    })
 }
 
 /// Returns the `original_max_position_embeddings` of a configuration, in either place.

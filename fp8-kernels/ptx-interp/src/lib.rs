@@ -14,6 +14,7 @@
 //! ptx_interp::run(kernel, &launch, &memory)?;
 //! # Ok(()) }
 //! ```
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![forbid(unsafe_code)]
 
 mod builder;

@@ -3,6 +3,7 @@
 //! Every row says what was moved or computed and how long it took; memory-bound operations are compared with the driver's
 //! copy in the same process. `--report` makes a table of rows, those of other libraries too, which `bench_peers.py` writes
 //! under the same names.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod compute;

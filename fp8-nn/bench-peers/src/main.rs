@@ -3,6 +3,7 @@
 //!
 //! Each contender runs in a process of its own, which stays alive and waits while the others compute. In every round each of
 //! them takes a turn, and ratios are medians of the rounds' ratios, so that a machine that slows down slows all.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod common;

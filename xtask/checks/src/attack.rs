@@ -12,106 +12,29 @@
 //! case is a function of the seed and its number: each failure is printed with the command that repeats it.
 
 mod case;
+mod caught;
 mod child;
 mod draw;
 mod files;
 mod kills;
 mod mutation;
 mod operations;
+mod options;
 mod outcome;
 mod tally;
 mod watch;
 
 use std::num::NonZero;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Result, root};
+use crate::result::Result;
+use crate::root::root;
+pub(crate) use options::Attack;
+use options::{Part, SIMULATED};
 use tally::Tally;
 use watch::Range;
-
-/// The value of `--device` for the simulated GPU.
-const SIMULATED: &str = "cuda-sim";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    /// Calls of operations
-    Operations,
-    /// Mutated checkpoints
-    Files,
-    /// Processes killed while they save
-    Kills,
-    /// Training that is saved and loaded at random places
-    Sequences,
-}
-
-impl Part {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Operations => "operations",
-            Self::Files => "files",
-            Self::Kills => "kills",
-            Self::Sequences => "sequences",
-        }
-    }
-}
-
-#[derive(clap::Args)]
-pub(crate) struct Attack {
-    /// Attacks for this many minutes instead of running the full number of cases
-    #[arg(long, value_name = "N")]
-    minutes: Option<u64>,
-    /// Seed of the random cases
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    seed: u64,
-    /// Runs only this part
-    #[arg(long)]
-    only: Option<Part>,
-    /// Device to attack: cpu, cuda-sim, or cuda:N on a machine with a GPU [default: cpu and cuda-sim]
-    #[arg(long)]
-    device: Option<String>,
-    /// Repeats one case and prints what it does
-    #[arg(long, value_name = "NUMBER")]
-    at: Option<u64>,
-    /// Attacks with a few cases of each part, for a few seconds
-    #[arg(long, conflicts_with = "minutes")]
-    short: bool,
-    /// Time limit for a case [default: 30 on the CPU, 180 on a GPU]
-    #[arg(long, value_name = "SECONDS")]
-    limit: Option<u64>,
-    /// Folder with the simulated GPU's library under the names of NVIDIA's
-    #[arg(long, hide = true)]
-    libraries: Option<PathBuf>,
-    /// This is a process that attacks
-    #[arg(long, hide = true)]
-    child: bool,
-    #[arg(long, hide = true, default_value_t = 0)]
-    first: u64,
-    #[arg(long, hide = true, default_value_t = 0)]
-    last: u64,
-    #[arg(long, hide = true, default_value_t = 1)]
-    stride: u64,
-    /// Folder in which the process writes files until it is killed
-    #[arg(long, hide = true)]
-    folder: Option<PathBuf>,
-}
-
-impl Attack {
-    fn part(&self) -> Part {
-        self.only.unwrap_or(Part::Operations)
-    }
-
-    /// The device as the library names it.
-    fn device_name(&self) -> &str {
-        match self.device.as_deref() {
-            None => "cpu",
-            Some(SIMULATED) => "cuda:0",
-            Some(name) => name,
-        }
-    }
-}
 
 /// The number of cases of each part.
 #[derive(Clone, Copy, Debug)]

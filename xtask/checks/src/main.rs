@@ -3,20 +3,18 @@
 //! `cargo xtask attack`, `golden` and `exhaustive` build this program and start it, so that xtask itself depends on no crate
 //! that it looks after.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod attack;
 mod exhaustive;
 mod golden;
+mod result;
+mod root;
 
 use clap::{Parser, Subcommand};
-use std::error::Error;
-use std::path::Path;
 use std::process::ExitCode;
-
-/// The result of a check.
-type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
 /// Checks of the product; `cargo xtask` starts them.
 #[derive(Parser)]
@@ -46,10 +44,4 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         ExitCode::FAILURE
     })
-}
-
-/// The folder of the workspace's `Cargo.toml`.
-fn root() -> &'static Path {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.ancestors().nth(2).unwrap_or(package)
 }

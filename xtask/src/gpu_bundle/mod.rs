@@ -25,7 +25,7 @@ use crate::artifact::{self, Built};
 use crate::workspace::{self, Result, Workspace, root, shell};
 
 /// The largest size of the folder, in bytes.
-const LIMIT: u64 = 40 << 20;
+const LIMIT: u64 = 48 << 20;
 const PROFILE: &str = "bundle";
 /// The name of the file that lists the contents of the folder.
 const MANIFEST: &str = "MANIFEST";

@@ -1,9 +1,9 @@
 //! Counts the mutants by outcome, and decides whether enough of them were killed.
 
 use super::edits::Mutant;
+use super::listed::{key_of_unreached_by, reason_for};
 use super::survivors::Known;
 use super::trial::Verdict;
-use super::{reason, unreached};
 use crate::workspace::Result;
 
 /// Percent of the mutants that the cases must kill, where so many are decided that one does not turn the scale.
@@ -72,7 +72,7 @@ impl Tally {
     /// Counts a mutant, and says what has to be done about it.
     pub(super) fn count(&mut self, mutant: &Mutant, verdict: Verdict, known: &Known) {
         let key = mutant.key();
-        let reason = reason(mutant, known);
+        let reason = reason_for(mutant, known);
         match (verdict, reason) {
             (Verdict::Killed, _) => {
                 self.killed += 1;
@@ -95,7 +95,7 @@ impl Tally {
             }
             (Verdict::Unreached, None) => {
                 self.unreached += 1;
-                if !known.contains_key(&unreached(mutant)) {
+                if !known.contains_key(&key_of_unreached_by(mutant)) {
                     self.problems += 1;
                     println!("UNREACHED by any case; add one, or list it with its reason: {key}");
                 }

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use xshell::{Shell, cmd};
 
-use super::TARGET;
 use crate::workspace::Result;
 
+pub(super) const TARGET: &str = "aarch64-unknown-linux-gnu";
 pub(super) const LINKER: &str = "aarch64-linux-gnu-gcc";
 pub(super) const EMULATOR: &str = "qemu-aarch64";
 /// The folder with the libraries of AArch64.

@@ -3,7 +3,7 @@
 
 use xshell::cmd;
 
-use super::Emulated;
+use super::emulated::Emulated;
 use crate::workspace::Result;
 
 /// Runs the tests; returns how many passed, and an error if one did not.

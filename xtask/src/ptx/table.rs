@@ -5,7 +5,8 @@
 
 use std::fmt::Write as _;
 
-use super::ARCHITECTURES;
+/// Those that the table shows; the first is that of the snapshots.
+pub(super) const ARCHITECTURES: [&str; 4] = ["sm_89", "sm_90a", "sm_100", "sm_120"];
 
 const HEADER: &str = "\
 # Registers, bytes of static shared memory and PTX instructions of each kernel, written by `cargo xtask ptx`.

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::available_parallelism;
 
+/// The number of windows in a full evaluation.
+pub(super) const WINDOWS: usize = 8;
+
 /// The prompts whose continuations are known.
 const PROMPTS: [&str; 3] = [
     "The capital of France is",
@@ -177,7 +180,7 @@ impl Programs {
 
     /// With fewer windows, there is nothing to compare with.
     fn judged(&self, bar: bool) -> Option<bool> {
-        (self.windows == super::WINDOWS).then_some(bar)
+        (self.windows == WINDOWS).then_some(bar)
     }
 
     /// Evaluates without FP8 and compares each token's loss.

@@ -3,34 +3,19 @@
 //! On standard output, a line each: `begin NUMBER FAMILY`, `end NUMBER FAMILY ACCEPTED REFUSED`, `fail NUMBER FAMILY TEXT`,
 //! with tabs between.
 
-use std::panic::{self, AssertUnwindSafe};
+use std::panic;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use fp8_kernels::Device;
 
 use super::case::{Case, Place};
+use super::caught::{BROKEN, Done, PANIC, caught};
 use super::draw::Draw;
 use super::operations::{self, Family};
+use super::options::{Attack, Part};
 use super::outcome::{Event, difference};
-use super::{Attack, Part};
-use crate::Result;
-
-/// The exit code of a process that cannot continue because its device is broken.
-pub(super) const BROKEN: u8 = 3;
-
-/// The message and the place of the newest panic.
-static PANIC: Mutex<String> = Mutex::new(String::new());
-
-/// The outcome of a case.
-pub(super) struct Done {
-    pub(super) family: &'static str,
-    pub(super) accepted: usize,
-    pub(super) refused: usize,
-    pub(super) failures: Vec<String>,
-    /// Whether the process can go on.
-    pub(super) is_broken: bool,
-}
+use crate::result::Result;
 
 /// Runs all cases of its range.
 pub(super) fn run(options: &Attack) -> Result<ExitCode> {
@@ -72,12 +57,6 @@ pub(super) fn run(options: &Attack) -> Result<ExitCode> {
 enum Attacker {
     Operations(Box<Operations>),
     Files(Box<super::files::Files>),
-}
-
-/// Runs `attack`; a panic is an error with its place.
-pub(super) fn caught<T>(attack: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    panic::catch_unwind(AssertUnwindSafe(attack))
-        .map_err(|_| PANIC.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
 struct Operations {

@@ -8,11 +8,11 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use fp8_nn::rand::rngs::StdRng;
 
-use super::child::{Done, caught};
+use super::caught::{Done, caught};
 use super::draw::{Draw, Kind};
 use super::mutation;
-use super::{Attack, Part};
-use crate::Result as TaskResult;
+use super::options::{Attack, Part};
+use crate::result::Result as TaskResult;
 
 /// A model with f32 and bf16 parameters, and all that a checkpoint holds.
 struct Job {

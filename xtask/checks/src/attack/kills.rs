@@ -16,10 +16,10 @@ use fp8_nn::rand::SeedableRng;
 use fp8_nn::rand::rngs::StdRng;
 
 use super::draw::Draw;
+use super::options::{Attack, Part};
 use super::tally::{Failure, Tally};
 use super::watch::{self, Range};
-use super::{Attack, Part};
-use crate::Result as TaskResult;
+use crate::result::Result as TaskResult;
 
 /// The weight's extents: its file takes milliseconds to write.
 const SIZE: usize = 384;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::Part;
+use super::options::Part;
 
 /// The number of failures of one kind that are shown.
 const SHOWN: usize = 3;

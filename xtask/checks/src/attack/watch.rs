@@ -8,9 +8,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::caught::BROKEN;
+use super::options::Part;
 use super::tally::{Failure, Tally};
-use super::{Part, child};
-use crate::Result;
+use crate::result::Result;
 
 /// The memory that a process may allocate, in KiB. Valid requests beyond it are refused instead of exhausting the
 /// machine.
@@ -94,7 +95,7 @@ pub(super) fn run(range: &Range) -> Result<Tally> {
                 }
                 break;
             }
-            (Begun::Nothing, status) if status.code() == Some(i32::from(child::BROKEN)) => {
+            (Begun::Nothing, status) if status.code() == Some(i32::from(BROKEN)) => {
                 tally.explain(&words);
             }
             (Begun::Nothing, status) => return Err(format!("an attacking process: {status}\n{words}").into()),

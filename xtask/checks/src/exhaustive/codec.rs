@@ -1,7 +1,8 @@
 //! The sweep over the codec. The oracle is asked once per pattern, format and mode; every path answers to it.
 
+use super::count::{Path as Count, for_each_chunk, timed, total};
 use super::oracle::{self, Spec};
-use super::{Path as Count, draw, for_each_chunk, places, timed};
+use super::{draw, places};
 use fp8_format::slice::{Codec, Path};
 use fp8_format::{E4M3, E5M2, Fp8, Source};
 use half::{bf16, f16};
@@ -39,11 +40,6 @@ pub(super) fn sweep_all(stride: u32) -> (u64, u64) {
         places::everywhere::<E5M2>(),
     ];
     reports.into_iter().fold((0, 0), |total, one| (total.0 + one.0, total.1 + one.1))
-}
-
-pub(super) fn total<'a>(counts: impl IntoIterator<Item = &'a Count>) -> (u64, u64) {
-    let reports = counts.into_iter().map(Count::report);
-    reports.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 fn bytes<T: Fp8>(codes: &[T], out: &mut Vec<u8>) {

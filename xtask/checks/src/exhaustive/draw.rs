@@ -43,8 +43,8 @@ pub(super) fn streams(first: u32, scale: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CHUNK;
     use super::super::codec::SCALES;
+    use super::super::count::CHUNK;
     use super::*;
     use fp8_format::{E4M3, E5M2, Fp8};
     use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! The sweep over `exp` and `tanh`: the error against f64 in units of the last place, worst case and where it is.
 
-use super::for_each_chunk;
+use super::count::for_each_chunk;
 use std::error::Error;
 use std::sync::Mutex;
 use std::time::Instant;

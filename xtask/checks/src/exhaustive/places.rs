@@ -1,8 +1,7 @@
 //! Every length to 257 at every place of a line, with plain stores and with those past the caches: what lies outside the
 //! destination must stay, what lies inside be right.
 
-use super::codec::total;
-use super::{Path as Count, timed};
+use super::count::{Path as Count, timed, total};
 use fp8_format::slice::{Codec, Path};
 use fp8_format::{Fp8, Result, Source};
 use half::{bf16, f16};

@@ -10,164 +10,47 @@
 //! Any other kind is an error, and so is a tensor that no case names.
 
 mod e8m0;
+mod file;
 mod gemm;
 mod quantize;
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use fp8_format::slice::{BlockScaling, MxRounding};
-use fp8_format::{Blocks, Encoding};
-use fp8_kernels::{BlockRule, Device, Tensor};
-use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensors};
-use serde::de::DeserializeOwned;
+use fp8_kernels::Device;
 
-use super::{Tally, each_tensor_file};
-use crate::Result as TaskResult;
+use file::{Check, File};
 
-type Check<T = ()> = Result<T, String>;
+use super::tally::{Tally, each_tensor_file};
+use crate::result::Result as TaskResult;
 
 pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
     each_tensor_file("blocks", folder, |name, bytes| {
         let before = (tally.passed, tally.failed);
-        if let Err(error) = File::parse(bytes).and_then(|file| file.check(name, device, tally)) {
+        if let Err(error) = File::parse(bytes).and_then(|file| check(&file, name, device, tally)) {
             tally.record(&format!("blocks/{name}"), Err(error));
         }
         println!("blocks/{name}: {} passed, {} failed", tally.passed - before.0, tally.failed - before.1);
     })
 }
 
-/// A file of tensors, each of which a case has to name.
-struct File<'a> {
-    tensors: SafeTensors<'a>,
-    metadata: HashMap<String, String>,
-    named: RefCell<BTreeSet<String>>,
-}
-
-impl<'a> File<'a> {
-    fn parse(bytes: &'a [u8]) -> Check<Self> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
-        let metadata = header.metadata().clone().unwrap_or_default();
-        let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-        Ok(Self { tensors, metadata, named: RefCell::default() })
-    }
-
-    fn check(&self, name: &str, device: &Device, tally: &mut Tally) -> Check {
-        match self.meta("kind")? {
-            "quantize" => quantize::check(self, name, device, tally)?,
-            "gemm" => gemm::check(self, name, device, tally)?,
-            "e8m0" => e8m0::check(self, name, tally)?,
-            kind @ ("layouts" | "nvfp4") => {
-                tally.leave_out(kind, self.cases::<serde_json::Value>()?.len());
-                return Ok(());
-            }
-            other => {
-                return Err(format!("kind {other}: expected quantize, gemm, e8m0, layouts or nvfp4"));
-            }
+/// Compares the cases of a file.
+fn check(file: &File<'_>, name: &str, device: &Device, tally: &mut Tally) -> Check {
+    match file.meta("kind")? {
+        "quantize" => quantize::check(file, name, device, tally)?,
+        "gemm" => gemm::check(file, name, device, tally)?,
+        "e8m0" => e8m0::check(file, name, tally)?,
+        kind @ ("layouts" | "nvfp4") => {
+            tally.leave_out(kind, file.cases::<serde_json::Value>()?.len());
+            return Ok(());
         }
-        let named = self.named.borrow();
-        match self.tensors.names().into_iter().find(|tensor| !named.contains(*tensor)) {
-            None => Ok(()),
-            Some(tensor) => Err(format!("no case names tensor {tensor}: it was not compared")),
+        other => {
+            return Err(format!("kind {other}: expected quantize, gemm, e8m0, layouts or nvfp4"));
         }
     }
-
-    fn meta(&self, key: &str) -> Check<&str> {
-        self.metadata.get(key).map(String::as_str).ok_or_else(|| format!("no metadata key {key}"))
-    }
-
-    /// The entries of the metadata key `cases`, of which there is at least one.
-    fn cases<T: DeserializeOwned>(&self) -> Check<Vec<T>> {
-        let cases: Vec<T> =
-            serde_json::from_str(self.meta("cases")?).map_err(|error| format!("cases: {error}"))?;
-        if cases.is_empty() { Err("cases: the list is empty".to_owned()) } else { Ok(cases) }
-    }
-
-    /// Says that a case names this tensor.
-    fn name(&self, tensor: &str) {
-        self.named.borrow_mut().insert(tensor.to_owned());
-    }
-
-    /// The elements of a tensor of this type.
-    fn elements<const N: usize, T>(&self, name: &str, dtype: Dtype, from: fn([u8; N]) -> T) -> Check<Vec<T>> {
-        let tensor = self.tensors.tensor(name).map_err(|error| format!("{name}: {error}"))?;
-        if tensor.dtype() != dtype {
-            return Err(format!("{name}: the dtype is {}, expected {dtype}", tensor.dtype()));
-        }
-        self.name(name);
-        Ok(tensor.data().as_chunks::<N>().0.iter().map(|element| from(*element)).collect())
-    }
-
-    fn bytes(&self, name: &str) -> Check<Vec<u8>> {
-        self.elements(name, Dtype::U8, |[byte]: [u8; 1]| byte)
-    }
-
-    fn f32_bits(&self, name: &str) -> Check<Vec<u32>> {
-        self.elements(name, Dtype::F32, u32::from_le_bytes)
-    }
-
-    /// A matrix in a type that can be quantized.
-    fn matrix(&self, name: &str) -> Check<Matrix> {
-        let tensor = self.tensors.tensor(name).map_err(|error| format!("{name}: {error}"))?;
-        let &[rows, cols] = tensor.shape() else {
-            return Err(format!("{name}: the shape is {:?}, expected rows and columns", tensor.shape()));
-        };
-        let elements = match tensor.dtype() {
-            Dtype::F32 => Elements::F32(self.elements(name, Dtype::F32, f32::from_le_bytes)?),
-            Dtype::F16 => Elements::F16(self.elements(name, Dtype::F16, f16::from_le_bytes)?),
-            Dtype::BF16 => Elements::BF16(self.elements(name, Dtype::BF16, bf16::from_le_bytes)?),
-            other => return Err(format!("{name}: the dtype is {other}, expected F32, F16 or BF16")),
-        };
-        Ok(Matrix { shape: [rows, cols], elements })
-    }
-}
-
-struct Matrix {
-    shape: [usize; 2],
-    elements: Elements,
-}
-
-enum Elements {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
-}
-
-impl Matrix {
-    fn tensor(&self, device: &Device) -> Check<Tensor> {
-        match &self.elements {
-            Elements::F32(x) => Tensor::from_vec(x.clone(), self.shape, device),
-            Elements::F16(x) => Tensor::from_vec(x.clone(), self.shape, device),
-            Elements::BF16(x) => Tensor::from_vec(x.clone(), self.shape, device),
-        }
-        .map_err(|error| error.to_string())
-    }
-}
-
-/// The rule of a recorded mode, such as `b1x128_p2` or `mx32_rceil`.
-fn rule(mode: &str, epsilon: f32) -> Check<BlockRule> {
-    let (name, power_2_scales) = mode.strip_suffix("_p2").map_or((mode, false), |name| (name, true));
-    let blocks = match (name, power_2_scales) {
-        ("row", _) => Blocks::Row,
-        ("b1x128", _) => Blocks::B1x128,
-        ("b128x128", _) => Blocks::B128x128,
-        ("mx32_floor", false) => return Ok(BlockRule::Mx(MxRounding::Floor)),
-        ("mx32_rceil", false) => return Ok(BlockRule::Mx(MxRounding::Ceil)),
-        _ => {
-            let known = "row, b1x128 or b128x128, with or without _p2, mx32_floor or mx32_rceil";
-            return Err(format!("mode {mode}: expected {known}"));
-        }
-    };
-    Ok(BlockRule::F32(BlockScaling { power_2_scales, epsilon, ..BlockScaling::new(blocks) }))
-}
-
-fn encoding(format: &str) -> Check<Encoding> {
-    match format {
-        "e4m3" => Ok(Encoding::E4M3),
-        "e5m2" => Ok(Encoding::E5M2),
-        other => Err(format!("format {other}: expected e4m3 or e5m2")),
+    let named = file.named.borrow();
+    match file.tensors.names().into_iter().find(|tensor| !named.contains(*tensor)) {
+        None => Ok(()),
+        Some(tensor) => Err(format!("no case names tensor {tensor}: it was not compared")),
     }
 }
 
@@ -176,7 +59,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::root;
+    use crate::root::root;
 
     /// The recorded cases of a file, after a change of the file's bytes.
     fn results(owner: &str, name: &str, change: impl FnOnce(&mut Vec<u8>)) -> (usize, usize, String) {
@@ -184,7 +67,7 @@ mod tests {
         let mut bytes = std::fs::read(path).unwrap();
         change(&mut bytes);
         let mut tally = Tally::default();
-        let result = File::parse(&bytes).and_then(|file| file.check(name, &Device::cpu(), &mut tally));
+        let result = File::parse(&bytes).and_then(|file| check(&file, name, &Device::cpu(), &mut tally));
         (tally.passed, tally.failed, result.err().unwrap_or_default())
     }
 

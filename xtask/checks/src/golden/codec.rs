@@ -15,8 +15,8 @@ use std::path::Path;
 use fp8_format::{E4M3, E5M2, Fp8};
 use half::{bf16, f16};
 
-use super::{Mismatches, Tally, listing, say_ignored};
-use crate::Result;
+use super::tally::{Mismatches, Tally, listing, say_ignored};
+use crate::result::Result;
 
 pub(super) fn run(folder: &Path, tally: &mut Tally) -> Result {
     let mut ignored = Vec::new();

@@ -14,8 +14,8 @@ use fp8_recipe::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Mismatches, Tally, listing, say_ignored};
-use crate::Result as TaskResult;
+use super::tally::{Mismatches, Tally, listing, say_ignored};
+use crate::result::Result as TaskResult;
 
 /// One configuration and what happened under it.
 #[derive(Debug, Deserialize)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proc_macro2::{Delimiter, TokenTree};
 
-use super::source::{is_colons, is_mark, line, mark, without_tests, word};
+use super::tokens::{is_colons, is_mark, line, mark, without_tests, word};
 
 /// An `impl` block of a type, or of a trait for a type.
 #[derive(Debug, Default, PartialEq)]

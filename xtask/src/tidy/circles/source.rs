@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::LitStr;
 
 use super::impls::{self, Impl};
+use super::tokens::{ITEMS, attribute, inner, is_colons, is_for_tests, is_mark, item, line, mark, word};
 use crate::workspace::Result;
 
-/// Words in front of the name of an item.
-const ITEMS: [&str; 8] = ["const", "enum", "fn", "static", "struct", "trait", "type", "union"];
 /// Words that may be between `const` or `static` and the rest.
 const MODIFIERS: [&str; 5] = ["async", "extern", "fn", "mut", "unsafe"];
 
@@ -174,72 +173,6 @@ impl Body {
     }
 }
 
-pub(super) fn line(tree: &TokenTree) -> usize {
-    tree.span().start().line
-}
-
-pub(super) fn word(trees: &[TokenTree], at: usize) -> Option<String> {
-    if let Some(TokenTree::Ident(word)) = trees.get(at) { Some(word.to_string()) } else { None }
-}
-
-pub(super) fn is_mark(tree: &TokenTree, mark: char) -> bool {
-    matches!(tree, TokenTree::Punct(found) if found.as_char() == mark)
-}
-
-pub(super) fn mark(trees: &[TokenTree], at: usize, mark: char) -> bool {
-    trees.get(at).is_some_and(|tree| is_mark(tree, mark))
-}
-
-/// Whether `::` is here.
-pub(super) fn is_colons(trees: &[TokenTree], at: usize) -> bool {
-    let joint = matches!(trees.get(at), Some(TokenTree::Punct(first)) if first.spacing() == Spacing::Joint);
-    joint && mark(trees, at, ':') && mark(trees, at + 1, ':')
-}
-
-/// Returns the trees of a stream without what is only for tests.
-pub(super) fn without_tests(stream: TokenStream) -> Vec<TokenTree> {
-    let trees: Vec<TokenTree> = stream.into_iter().collect();
-    let mut left = Vec::new();
-    let mut at = 0;
-    while at < trees.len() {
-        let rest = &trees[at..];
-        at += match attribute(rest) {
-            Some((length, attribute)) if is_for_tests(&attribute) => length + item(&rest[length..]),
-            _ => {
-                left.push(rest[0].clone());
-                1
-            }
-        };
-    }
-    left
-}
-
-/// Returns the contents of a group in braces.
-fn inner(tree: Option<&TokenTree>) -> Option<TokenStream> {
-    match tree {
-        Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => Some(group.stream()),
-        _ => None,
-    }
-}
-
-/// The length of the attribute that begins here, and what is in its brackets.
-fn attribute(trees: &[TokenTree]) -> Option<(usize, Vec<TokenTree>)> {
-    let at = 1 + usize::from(mark(trees, 1, '!'));
-    match trees.get(at) {
-        Some(TokenTree::Group(group)) if mark(trees, 0, '#') && group.delimiter() == Delimiter::Bracket => {
-            Some((at + 1, group.stream().into_iter().collect()))
-        }
-        _ => None,
-    }
-}
-
-/// Whether an attribute is `cfg(test)` or `cfg(all(test, …))`.
-fn is_for_tests(attribute: &[TokenTree]) -> bool {
-    let text: TokenStream = attribute.iter().cloned().collect();
-    let text: String = text.to_string().split_whitespace().collect();
-    text == "cfg(test)" || text.starts_with("cfg(all(test,")
-}
-
 /// The file that an attribute `path = "…"` names.
 fn file_of(attribute: &[TokenTree]) -> Option<String> {
     match attribute {
@@ -248,22 +181,6 @@ fn file_of(attribute: &[TokenTree]) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// The length of the item, field or variant that begins here.
-fn item(trees: &[TokenTree]) -> usize {
-    let keywords = ["impl", "mod", "use", "extern", "unsafe", "async", "macro_rules", "let"];
-    let is_keyword = |word: &str| ITEMS.contains(&word) || keywords.contains(&word);
-    let mut is_item = false;
-    for (at, tree) in trees.iter().enumerate() {
-        match tree {
-            TokenTree::Ident(word) => is_item = is_item || is_keyword(&word.to_string()),
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => return at + 1,
-            tree if is_mark(tree, ';') || is_mark(tree, ',') && !is_item => return at + 1,
-            _ => {}
-        }
-    }
-    trees.len()
 }
 
 /// Whether `pub` or `pub(…)` is just before.

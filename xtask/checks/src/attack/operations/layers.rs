@@ -54,6 +54,28 @@ fn heads(draw: &mut Draw) -> (usize, usize, Option<usize>) {
     }
 }
 
+/// The options that layers share.
+struct Drawn {
+    input: usize,
+    output: usize,
+    params_dtype: DType,
+    bias: bool,
+    zero_centered_gamma: bool,
+    eps: f32,
+    normalization: Norm,
+    activation: Activation,
+    init_std: f32,
+    output_layer_init_std: f32,
+    recomputes: bool,
+    hidden_size: usize,
+    num_attention_heads: usize,
+    num_gqa_groups: Option<usize>,
+    causal: bool,
+    rope: bool,
+    input_layernorm: bool,
+    of_heads: NormOptions,
+}
+
 pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
     let mut rng = StdRng::seed_from_u64(case.draw.bits());
     let device = super::tensors::policy(case);
@@ -68,128 +90,32 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
     let (causal, rope, input_layernorm) = (draw.flip(), draw.flip(), draw.flip());
     let norm = NormLayerOptions { hidden_size: input, eps, zero_centered_gamma, params_dtype };
     let of_heads = NormOptions { normalization, eps, ..Default::default() };
+    let drawn = Drawn {
+        input,
+        output,
+        params_dtype,
+        bias,
+        zero_centered_gamma,
+        eps,
+        normalization,
+        activation,
+        init_std,
+        output_layer_init_std,
+        recomputes,
+        hidden_size,
+        num_attention_heads,
+        num_gqa_groups,
+        causal,
+        rope,
+        input_layernorm,
+        of_heads,
+    };
     match which {
-        0 => {
-            let options = LinearOptions {
-                in_features: input,
-                out_features: output,
-                bias,
-                params_dtype,
-                init_std,
-                save_original_input: case.draw.once_in(3),
-                return_bias: case.draw.once_in(4),
-            };
-            case.say(|| format!("{options:?}"));
-            let fc = case.call("Linear::new", || Linear::new(PATH, options, &device, &mut rng))?;
-            if recomputes {
-                return drive(case, Recompute { inner: fc }, &device, input, params_dtype);
-            }
-            drive(case, fc, &device, input, params_dtype)
-        }
-        1 => {
-            let options = LayerNormLinearOptions {
-                in_features: input,
-                out_features: output,
-                bias,
-                norm: NormOptions { normalization, eps, zero_centered_gamma },
-                params_dtype,
-                init_std,
-                return_bias: case.draw.once_in(4),
-                recompute_norm: recomputes,
-            };
-            case.say(|| format!("{options:?}"));
-            let fc =
-                case.call("LayerNormLinear::new", || LayerNormLinear::new(PATH, options, &device, &mut rng))?;
-            drive(case, fc, &device, input, params_dtype)
-        }
-        2 | 3 => {
-            let options = LayerNormMlpOptions {
-                hidden_size: input,
-                ffn_hidden_size: output,
-                bias,
-                activation,
-                norm: NormOptions { normalization, eps, zero_centered_gamma },
-                params_dtype,
-                init: InitOptions { init_std, output_layer_init_std },
-                return_bias: case.draw.once_in(4),
-                recompute_norm: case.draw.once_in(3),
-                recompute_activation: case.draw.once_in(3),
-            };
-            case.say(|| format!("{options:?}"));
-            let mlp =
-                case.call("LayerNormMlp::new", || LayerNormMlp::new(PATH, options, &device, &mut rng))?;
-            if recomputes {
-                return drive(case, Recompute { inner: mlp }, &device, input, params_dtype);
-            }
-            drive(case, mlp, &device, input, params_dtype)
-        }
-        4 => {
-            let options = MultiheadAttentionOptions {
-                hidden_size,
-                attention: AttentionOptions {
-                    num_attention_heads,
-                    num_gqa_groups,
-                    causal,
-                    rope,
-                    rope_scaling: case.draw.pick(&ROPE_SCALINGS),
-                    qk_norm: case.draw.once_in(4).then_some(of_heads),
-                    max_seq_length: 16,
-                    fp8_dpa: case.draw.once_in(3).then_some(true),
-                    ..Default::default()
-                },
-                input_layernorm: input_layernorm.then_some(NormOptions {
-                    normalization,
-                    eps,
-                    ..Default::default()
-                }),
-                bias,
-                qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
-                params_dtype,
-                init: InitOptions { init_std, output_layer_init_std },
-                return_bias: case.draw.once_in(4),
-                recompute_norm: recomputes,
-            };
-            case.say(|| format!("{options:?}"));
-            let layer = case.call("MultiheadAttention::new", || {
-                MultiheadAttention::new(PATH, options, &device, &mut rng)
-            })?;
-            drive(case, layer, &device, hidden_size, params_dtype)
-        }
-        5 => {
-            let options = TransformerLayerOptions {
-                hidden_size,
-                ffn_hidden_size: output,
-                attention: AttentionOptions {
-                    num_attention_heads,
-                    num_gqa_groups,
-                    causal,
-                    window: (case.draw.once_in(3).then_some(2), case.draw.once_in(3).then_some(1)),
-                    rope,
-                    rope_scaling: case.draw.pick(&ROPE_SCALINGS),
-                    qk_norm: case.draw.once_in(4).then_some(of_heads),
-                    max_seq_length: 16,
-                    fp8_dpa: case.draw.once_in(3).then_some(true),
-                    ..Default::default()
-                },
-                activation,
-                norm: NormOptions { normalization, eps, ..Default::default() },
-                parallel_attention_mlp: case.draw.once_in(4),
-                output_layernorm: case.draw.once_in(4),
-                hidden_dropout: case.draw.pick(&[0.0, 0.0, 0.3]),
-                drop_path_rate: case.draw.pick(&[0.0, 0.0, 0.3]),
-                apply_residual_connection_post_layernorm: case.draw.once_in(4),
-                fp32_residual_connection: case.draw.once_in(4),
-                recompute: case.draw.pick(&RecomputeLevel::ALL),
-                bias,
-                qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
-                params_dtype,
-                init: InitOptions { init_std, output_layer_init_std },
-            };
-            case.say(|| format!("{options:?}"));
-            let layer = case
-                .call("TransformerLayer::new", || TransformerLayer::new(PATH, options, &device, &mut rng))?;
-            drive(case, layer, &device, hidden_size, params_dtype)
-        }
+        0 => linear(case, &drawn, &device, &mut rng),
+        1 => layer_norm_linear(case, &drawn, &device, &mut rng),
+        2 | 3 => layer_norm_mlp(case, &drawn, &device, &mut rng),
+        4 => multihead_attention(case, &drawn, &device, &mut rng),
+        5 => transformer_layer(case, &drawn, &device, &mut rng),
         6 => {
             let layer = case.call("LayerNorm::new", || LayerNorm::new(PATH, &norm, &device))?;
             drive(case, layer, &device, input, params_dtype)
@@ -199,6 +125,191 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
             drive(case, layer, &device, input, params_dtype)
         }
     }
+}
+
+/// Attacks a [`Linear`].
+fn linear(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng) -> Option<()> {
+    let &Drawn { input, output, params_dtype, bias, init_std, recomputes, .. } = drawn;
+    let options = LinearOptions {
+        in_features: input,
+        out_features: output,
+        bias,
+        params_dtype,
+        init_std,
+        save_original_input: case.draw.once_in(3),
+        return_bias: case.draw.once_in(4),
+    };
+    case.say(|| format!("{options:?}"));
+    let fc = case.call("Linear::new", || Linear::new(PATH, options, device, rng))?;
+    if recomputes {
+        return drive(case, Recompute { inner: fc }, device, input, params_dtype);
+    }
+    drive(case, fc, device, input, params_dtype)
+}
+
+/// Attacks a [`LayerNormLinear`].
+fn layer_norm_linear(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng) -> Option<()> {
+    let &Drawn {
+        input,
+        output,
+        params_dtype,
+        bias,
+        zero_centered_gamma,
+        eps,
+        normalization,
+        init_std,
+        recomputes,
+        ..
+    } = drawn;
+    let options = LayerNormLinearOptions {
+        in_features: input,
+        out_features: output,
+        bias,
+        norm: NormOptions { normalization, eps, zero_centered_gamma },
+        params_dtype,
+        init_std,
+        return_bias: case.draw.once_in(4),
+        recompute_norm: recomputes,
+    };
+    case.say(|| format!("{options:?}"));
+    let fc = case.call("LayerNormLinear::new", || LayerNormLinear::new(PATH, options, device, rng))?;
+    drive(case, fc, device, input, params_dtype)
+}
+
+/// Attacks a [`LayerNormMlp`].
+fn layer_norm_mlp(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng) -> Option<()> {
+    let &Drawn {
+        input,
+        output,
+        params_dtype,
+        bias,
+        zero_centered_gamma,
+        eps,
+        normalization,
+        activation,
+        init_std,
+        output_layer_init_std,
+        recomputes,
+        ..
+    } = drawn;
+    let options = LayerNormMlpOptions {
+        hidden_size: input,
+        ffn_hidden_size: output,
+        bias,
+        activation,
+        norm: NormOptions { normalization, eps, zero_centered_gamma },
+        params_dtype,
+        init: InitOptions { init_std, output_layer_init_std },
+        return_bias: case.draw.once_in(4),
+        recompute_norm: case.draw.once_in(3),
+        recompute_activation: case.draw.once_in(3),
+    };
+    case.say(|| format!("{options:?}"));
+    let mlp = case.call("LayerNormMlp::new", || LayerNormMlp::new(PATH, options, device, rng))?;
+    if recomputes {
+        return drive(case, Recompute { inner: mlp }, device, input, params_dtype);
+    }
+    drive(case, mlp, device, input, params_dtype)
+}
+
+/// Attacks a [`MultiheadAttention`].
+fn multihead_attention(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng) -> Option<()> {
+    let &Drawn {
+        params_dtype,
+        bias,
+        eps,
+        normalization,
+        init_std,
+        output_layer_init_std,
+        recomputes,
+        hidden_size,
+        num_attention_heads,
+        num_gqa_groups,
+        causal,
+        rope,
+        input_layernorm,
+        of_heads,
+        ..
+    } = drawn;
+    let options = MultiheadAttentionOptions {
+        hidden_size,
+        attention: AttentionOptions {
+            num_attention_heads,
+            num_gqa_groups,
+            causal,
+            rope,
+            rope_scaling: case.draw.pick(&ROPE_SCALINGS),
+            qk_norm: case.draw.once_in(4).then_some(of_heads),
+            max_seq_length: 16,
+            fp8_dpa: case.draw.once_in(3).then_some(true),
+            ..Default::default()
+        },
+        input_layernorm: input_layernorm.then_some(NormOptions { normalization, eps, ..Default::default() }),
+        bias,
+        qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
+        params_dtype,
+        init: InitOptions { init_std, output_layer_init_std },
+        return_bias: case.draw.once_in(4),
+        recompute_norm: recomputes,
+    };
+    case.say(|| format!("{options:?}"));
+    let layer =
+        case.call("MultiheadAttention::new", || MultiheadAttention::new(PATH, options, device, rng))?;
+    drive(case, layer, device, hidden_size, params_dtype)
+}
+
+/// Attacks a [`TransformerLayer`].
+fn transformer_layer(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng) -> Option<()> {
+    let &Drawn {
+        output,
+        params_dtype,
+        bias,
+        eps,
+        normalization,
+        activation,
+        init_std,
+        output_layer_init_std,
+        hidden_size,
+        num_attention_heads,
+        num_gqa_groups,
+        causal,
+        rope,
+
+        of_heads,
+        ..
+    } = drawn;
+    let options = TransformerLayerOptions {
+        hidden_size,
+        ffn_hidden_size: output,
+        attention: AttentionOptions {
+            num_attention_heads,
+            num_gqa_groups,
+            causal,
+            window: (case.draw.once_in(3).then_some(2), case.draw.once_in(3).then_some(1)),
+            rope,
+            rope_scaling: case.draw.pick(&ROPE_SCALINGS),
+            qk_norm: case.draw.once_in(4).then_some(of_heads),
+            max_seq_length: 16,
+            fp8_dpa: case.draw.once_in(3).then_some(true),
+            ..Default::default()
+        },
+        activation,
+        norm: NormOptions { normalization, eps, ..Default::default() },
+        parallel_attention_mlp: case.draw.once_in(4),
+        output_layernorm: case.draw.once_in(4),
+        hidden_dropout: case.draw.pick(&[0.0, 0.0, 0.3]),
+        drop_path_rate: case.draw.pick(&[0.0, 0.0, 0.3]),
+        apply_residual_connection_post_layernorm: case.draw.once_in(4),
+        fp32_residual_connection: case.draw.once_in(4),
+        recompute: case.draw.pick(&RecomputeLevel::ALL),
+        bias,
+        qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
+        params_dtype,
+        init: InitOptions { init_std, output_layer_init_std },
+    };
+    case.say(|| format!("{options:?}"));
+    let layer = case.call("TransformerLayer::new", || TransformerLayer::new(PATH, options, device, rng))?;
+    drive(case, layer, device, hidden_size, params_dtype)
 }
 
 /// Steps of training with a layer, some of them wrong.

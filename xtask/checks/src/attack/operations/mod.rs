@@ -1,5 +1,6 @@
 //! Families of operations, one function each: what it draws, what it calls, how results are compared.
 
+mod drawn;
 mod layers;
 mod pointwise;
 mod products;

@@ -3,7 +3,7 @@
 use fp8_kernels::{DType, Tensor, ops};
 
 use super::super::case::Case;
-use super::slots;
+use super::drawn;
 
 /// Calls and scales of ranks, most of them equal.
 pub(super) fn compare_calls(case: &mut Case<'_>) -> Option<()> {
@@ -30,7 +30,7 @@ pub(super) fn scale_from_amax(case: &mut Case<'_>) -> Option<()> {
     let (dtype, encoding) = (case.draw.dtype_like(DType::F32), case.draw.encoding());
     let kind = case.draw.kind();
     let amax = case.tensor(&[1], dtype, kind)?;
-    let rule = slots::rule(&mut case.draw, encoding);
+    let rule = drawn::rule(&mut case.draw, encoding);
     case.say(|| format!("{rule:?}"));
     let scale = case.call("scale_from_amax", || ops::scale_from_amax(&amax, &rule))?;
     let scale = case.call("read", || scale.read())?;

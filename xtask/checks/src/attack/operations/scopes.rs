@@ -2,41 +2,12 @@
 
 use fp8_kernels::{DType, Operand, ops};
 use fp8_recipe::{
-    AmaxComputeAlgo, AutocastOptions, CurrentScaling, CustomRecipe, DelayedScaling, Format, GemmSlots,
-    Origin, QParams, QParamsByRole, Recipe, Scaling, ScalingFactorComputeAlgo, ScalingState, SlotUpdate,
-    Snapshot,
+    AutocastOptions, CurrentScaling, CustomRecipe, Format, GemmSlots, Origin, QParams, QParamsByRole, Recipe,
+    Scaling, ScalingState, SlotUpdate, Snapshot,
 };
 
 use super::super::case::Case;
 use super::super::draw::{Draw, Kind};
-
-/// Mostly options that are in range.
-pub(super) fn delayed(draw: &mut Draw) -> DelayedScaling {
-    let usual = DelayedScaling::default();
-    let (margin, interval, len) =
-        (draw.pick(&[0, 0, 0, 1, 3, -2]), draw.pick(&[1, 1, 1, 2, 3]), draw.pick(&[1, 2, 3, 4, 9]));
-    let mut recipe = DelayedScaling {
-        margin: if draw.once_in(20) { draw.pick(&[100, -100, 101, i32::MIN, i32::MAX]) } else { margin },
-        interval: if draw.once_in(20) { draw.pick(&[0, u64::MAX]) } else { interval },
-        fp8_format: if draw.once_in(20) { Format::E5M2 } else { draw.pick(&[Format::Hybrid, Format::E4M3]) },
-        amax_history_len: if draw.once_in(20) { draw.pick(&[0, 1024, 1 << 40, usize::MAX]) } else { len },
-        ..usual
-    };
-    if draw.once_in(3) {
-        recipe.amax_compute_algo = match draw.below(3) {
-            0 => AmaxComputeAlgo::MaxOfLast(draw.below(5)),
-            1 => AmaxComputeAlgo::Average { decay: draw.pick(&[0.1, 0.9]) },
-            _ => AmaxComputeAlgo::MostRecent,
-        };
-    }
-    if draw.once_in(4) {
-        recipe.scaling_factor_compute_algo = ScalingFactorComputeAlgo::PowerOfTwo;
-    }
-    if draw.once_in(4) {
-        recipe.override_linear_precision = (draw.flip(), draw.flip(), draw.flip());
-    }
-    if draw.once_in(4) { recipe.with_te_rules() } else { recipe }
-}
 
 pub(super) fn recipe(draw: &mut Draw) -> Recipe {
     if draw.once_in(6) {
@@ -58,7 +29,7 @@ fn plain(draw: &mut Draw) -> Recipe {
         return Recipe::custom(Average { beta: draw.pick(&[0.0, 0.9, 1.5, -1.0]) });
     }
     if !draw.once_in(3) {
-        return delayed(draw).into();
+        return super::drawn::delayed(draw).into();
     }
     let epsilon = draw.pick(&[0.0, 1e-3]);
     let fp8_format = if draw.once_in(20) { Format::E5M2 } else { Format::Hybrid };
@@ -111,7 +82,7 @@ pub(super) fn recipes(case: &mut Case<'_>) -> Option<()> {
     case.say(|| format!("{recipe:?}"));
     case.call("Recipe::validate", || recipe.validate())?;
     let encoding = case.draw.encoding();
-    let rule = super::slots::rule(&mut case.draw, encoding);
+    let rule = super::drawn::rule(&mut case.draw, encoding);
     let (amax, old) = (case.draw.option(2.0), case.draw.option(1.0));
     case.say(|| format!("{rule:?} of {amax}, {old} before"));
     let scale = case.call("ScaleRule::scale", || rule.scale(amax, old))?;

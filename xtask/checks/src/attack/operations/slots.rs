@@ -10,7 +10,7 @@ use fp8_kernels::{
 use fp8_recipe::{Direction, Quantizer};
 
 use super::super::case::Case;
-use super::super::draw::{Draw, Kind};
+use super::super::draw::Kind;
 use super::super::outcome::Tolerance;
 
 /// The parts of a slot. They own the cells and counters that the slot borrows.
@@ -31,21 +31,6 @@ enum Source {
     Cell,
     Tensor,
     Amax(f32),
-}
-
-/// A rule for first scales, or for all of them.
-pub(super) fn rule(draw: &mut Draw, encoding: Encoding) -> ScaleRule {
-    let fp8_max = if draw.once_in(40) { draw.pick(&[1.0, f32::MAX, 1e-45]) } else { encoding.max() };
-    let margin = draw.pick(&[0, 0, 0, 1, 3, -2, 140, -140, i32::MAX, i32::MIN]);
-    match draw.below(4) {
-        0 => {
-            let epsilon = draw.pick(&[0.0, 1e-3, 10.0]);
-            let (epsilon, power_2_scales) = (draw.option(epsilon), draw.flip());
-            ScaleRule::Current { fp8_max, epsilon, power_2_scales }
-        }
-        1 => ScaleRule::Delayed { fp8_max, margin, policy: ScalePolicy::PowerOfTwo },
-        _ => ScaleRule::Delayed { fp8_max, margin, policy: ScalePolicy::Exact },
-    }
 }
 
 impl Parts {
@@ -69,7 +54,7 @@ impl Parts {
             encoding,
             source,
             cell,
-            rule: rule(&mut case.draw, encoding),
+            rule: super::drawn::rule(&mut case.draw, encoding),
             keep: case.draw.flip(),
             amax: records.then_some(amax),
             counters: counts.then_some(counters),
@@ -197,7 +182,7 @@ pub(super) fn update_scales(case: &mut Case<'_>) -> Option<()> {
         return None;
     }
     let encoding = case.draw.encoding();
-    let rule = self::rule(&mut case.draw, encoding);
+    let rule = super::drawn::rule(&mut case.draw, encoding);
     let halve = |window: &[f32]| window.iter().fold(0.0, |sum, amax| sum + amax) / 2.0;
     let amax = match case.draw.below(8) {
         0 => AmaxRule::Custom(&halve),
@@ -258,7 +243,7 @@ pub(super) fn update_scales(case: &mut Case<'_>) -> Option<()> {
 
 pub(super) fn quantizer(case: &mut Case<'_>) -> Option<()> {
     let direction = case.draw.pick(&Direction::ALL);
-    let recipe = super::scopes::delayed(&mut case.draw);
+    let recipe = super::drawn::delayed(&mut case.draw);
     let device = case.device;
     case.say(|| format!("{recipe:?}, {direction}"));
     let mut quantizer = case.call("Quantizer::new", || Quantizer::new(recipe, direction, device))?;

@@ -3,8 +3,8 @@
 use fp8_format::E8M0;
 use safetensors::Dtype;
 
-use super::super::{Mismatches, Tally};
-use super::{Check, File};
+use super::file::{Check, File};
+use crate::golden::tally::{Mismatches, Tally};
 
 type Conversion = (&'static str, fn(f32) -> E8M0);
 

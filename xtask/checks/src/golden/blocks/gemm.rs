@@ -7,8 +7,8 @@ use fp8_kernels::{DType, Device, Encoding, Operand, Scale, Slot, Tensor, ops};
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::super::{Mismatches, Tally};
-use super::{Check, File, encoding, rule};
+use super::file::{Check, File, encoding, rule};
+use crate::golden::tally::{Mismatches, Tally};
 
 /// One recipe: the modes of `x`, `w` and `dy`. `x` and `w` are E4M3.
 #[derive(Debug, Deserialize)]

@@ -5,8 +5,8 @@ use fp8_format::{Blocks, E4M3, E5M2, E8M0, Encoding, Fp8, Source};
 use fp8_kernels::{BlockRule, DType, Device, Scale, Slot, ops};
 use serde::Deserialize;
 
-use super::super::{Mismatches, Tally};
-use super::{Check, Elements, File, Matrix, encoding, rule};
+use super::file::{Check, Elements, File, Matrix, encoding, rule};
+use crate::golden::tally::{Mismatches, Tally};
 
 /// One format and granularity, in one direction. Names are those of tensors.
 #[derive(Debug, Deserialize)]

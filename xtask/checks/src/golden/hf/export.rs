@@ -1,7 +1,7 @@
 //! FP8 checkpoints that other libraries wrote, byte for byte: the model that they were made of is quantized again.
 
+use super::check::{Check, Outcome, bytes, name, text};
 use super::model::Case;
-use super::{Check, Outcome, bytes, name, text};
 use fp8_hf::{
     self, Dtype, Folder, InputScales, Monitor, QuantMethod, Quantization, QuantizeOptions, Scheme,
     WeightScales, calibrate,

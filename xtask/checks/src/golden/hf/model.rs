@@ -1,6 +1,6 @@
 //! Compares the results of one model with the expected values.
 
-use super::{Check, Outcome, bytes, close, close_to, largest, text};
+use super::check::{Check, Outcome, bytes, close, close_to, largest, text};
 use fp8_hf::{Config, Folder, Fp8Weights, LoadOptions, ParameterSource};
 use fp8_nn::prelude::*;
 use safetensors::{Dtype, SafeTensors};

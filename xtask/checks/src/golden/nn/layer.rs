@@ -6,7 +6,7 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use fp8_nn::rand::rngs::StdRng;
 
-use super::{Array, Config, Sample, judge, judge_high_precision, relative_rms};
+use super::sample::{Array, Config, Sample, judge, judge_high_precision, relative_rms};
 
 type Check<T = ()> = std::result::Result<T, String>;
 

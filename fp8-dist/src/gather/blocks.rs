@@ -13,14 +13,14 @@
 //! rowwise and columnwise codes together have more bytes than the values. The columnwise copy of 128 × 128 blocks is not gathered
 //! but made of the rowwise one.
 
-use crate::gather::{elements, label};
-use crate::{ProcessGroup, Result};
+use super::shard::{AllGather, elements, label};
+use crate::Result;
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{BlockRule, DType, Operand, Slot, Tensor, ops};
 
 /// Gathers a tensor that `slot` quantizes by `rule`.
-pub(crate) fn gather<G: ProcessGroup + ?Sized>(
-    group: &G,
+pub(crate) fn gather(
+    all_gather: AllGather<'_>,
     what: &str,
     shard: &Tensor,
     slot: &Slot<'_>,
@@ -30,10 +30,10 @@ pub(crate) fn gather<G: ProcessGroup + ?Sized>(
     let joins = match multiple(rule, slot.columnwise, shard.dtype()) {
         None => false,
         Some(1) => true,
-        Some(multiple) => are_multiples(group, &label, shard, multiple)?,
+        Some(multiple) => are_multiples(all_gather, &label, shard, multiple)?,
     };
     if !joins {
-        let whole = group.all_gather(&label, shard)?;
+        let whole = all_gather(&label, shard)?;
         record(shard, slot)?;
         return Ok(ops::quantize(&whole, &Slot { amax: None, counters: None, ..*slot })?);
     }
@@ -41,14 +41,14 @@ pub(crate) fn gather<G: ProcessGroup + ?Sized>(
     let slot = if turns { slot.rowwise_only() } else { *slot };
     let part = match ops::quantize(shard, &slot)? {
         Operand::Fp8(part) => part,
-        Operand::High(values) => return Ok(Operand::High(group.all_gather(&label, &values)?)),
+        Operand::High(values) => return Ok(Operand::High(all_gather(&label, &values)?)),
     };
-    let codes = group.all_gather(&label, &elements(&Operand::Fp8(part.clone()))?)?;
-    let factors = group.all_gather(&format!("{what}: scales"), part.scale_inv())?;
+    let codes = all_gather(&label, &elements(&Operand::Fp8(part.clone()))?)?;
+    let factors = all_gather(&format!("{what}: scales"), part.scale_inv())?;
     let columnwise = match (part.columnwise(), part.columnwise_scale_inv()) {
         (Some(codes), Some(factors)) => {
-            let codes = gather_columns(group, &format!("{what}: columnwise codes"), codes)?;
-            Some((codes, gather_columns(group, &format!("{what}: columnwise scales"), factors)?))
+            let codes = gather_columns(all_gather, &format!("{what}: columnwise codes"), codes)?;
+            Some((codes, gather_columns(all_gather, &format!("{what}: columnwise scales"), factors)?))
         }
         _ => None,
     };
@@ -70,22 +70,17 @@ fn multiple(rule: BlockRule, columnwise: bool, dtype: DType) -> Option<usize> {
 }
 
 /// Returns whether each shard except the last has a multiple of `multiple` rows. All ranks get the same answer.
-fn are_multiples<G: ProcessGroup + ?Sized>(
-    group: &G,
-    label: &str,
-    shard: &Tensor,
-    multiple: usize,
-) -> Result<bool> {
+fn are_multiples(all_gather: AllGather<'_>, label: &str, shard: &Tensor, multiple: usize) -> Result<bool> {
     let [rows, _] = shard.shape().matrix();
     let is_multiple = i32::from(rows.is_multiple_of(multiple));
     let mine = Tensor::from_vec(vec![is_multiple], [1], shard.device())?;
-    let all = group.all_gather(label, &mine)?.to_vec::<i32>()?;
+    let all = all_gather(label, &mine)?.to_vec::<i32>()?;
     Ok(all.split_last().is_none_or(|(_, others)| others.iter().all(|&is_multiple| is_multiple == 1)))
 }
 
 /// Gathers `[cols, n]` of each rank along the second dimension.
-fn gather_columns<G: ProcessGroup + ?Sized>(group: &G, what: &str, part: &Tensor) -> Result<Tensor> {
-    Ok(ops::transpose(&group.all_gather(what, &ops::transpose(part)?)?)?)
+fn gather_columns(all_gather: AllGather<'_>, what: &str, part: &Tensor) -> Result<Tensor> {
+    Ok(ops::transpose(&all_gather(what, &ops::transpose(part)?)?)?)
 }
 
 /// Records amax and counts of this rank's shard, as in gathers of codes.

@@ -1,0 +1,171 @@
+//! The collectives of groups of GPUs.
+
+use super::api;
+use super::group::{Group, address, call, number};
+use crate::message::{Call, Message, Operation};
+use crate::{Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement};
+use fp8_kernels::{Arena, DType, Operand, Shape, Slot, Tensor, interop};
+use fp8_recipe::AmaxGroup;
+use std::sync::Arc;
+use std::thread;
+
+impl AmaxGroup for Group {
+    fn id(&self) -> &str {
+        self.control().id()
+    }
+
+    fn world_size(&self) -> usize {
+        self.control().world_size()
+    }
+
+    fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
+        let _turn = self.turn.lock();
+        let message = Message { names: names.to_vec(), ..Message::new(Operation::AgreeOnNames, key) };
+        self.control().exchange(message)?;
+        Ok(())
+    }
+
+    fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> fp8_recipe::Result<()> {
+        let _turn = self.turn.lock();
+        let message = self.own(agreement::message(what, state))?;
+        Ok(agreement::expect_agreement(&self.control().exchange(message)?)?)
+    }
+
+    fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduceArena, key);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, arena.device()))?;
+        let row = self.own(interop::staged_address(arena).map_err(Error::from))?;
+        let len = arena.staged_len();
+        self.compare_once(&call, DType::F32, [len].into())?;
+        if len > 0 {
+            self.queue(&call, |api, comm, stream| {
+                // SAFETY: `row` is the address of `len` f32, reduced in place; the arena's memory is freed in stream order.
+                ("ncclAllReduce", unsafe {
+                    (api.all_reduce)(row, row, len, api::FLOAT32, api::MAX, comm, stream)
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    fn poison(&self, reason: &str) {
+        self.control().poison(reason);
+    }
+}
+
+impl ProcessGroup for Group {
+    fn rank(&self) -> usize {
+        self.control().rank()
+    }
+
+    fn handle_number(&self) -> u64 {
+        self.number
+    }
+
+    fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_f32(&call, x)?;
+        let out = self.empty_like(x, *x.shape(), DType::F32)?;
+        let buffers = [self.own(address(x))?, self.own(address(&out))?];
+        self.reduce(&call, x, op, buffers)?;
+        Ok(out)
+    }
+
+    fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        // Checked before the exchange: if this rank fails, the others must not compute the sum.
+        let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_f32(&call, x)?;
+        self.reduce(&call, x, op, [place, place])
+    }
+
+    fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
+        self.gather(what, x)
+    }
+
+    fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+        self.gather_quantized(what, shard, slot)
+    }
+
+    fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::ReduceScatter(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_f32(&call, x)?;
+        let (mut dims, ranks) = (x.shape().to_vec(), self.world_size());
+        let uneven =
+            || self.shape_error(&call, *x.shape(), "dimension 0 must be a multiple of the world size");
+        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(ranks)).ok_or_else(uneven)?;
+        *rows /= ranks;
+        let out = self.empty_like(x, Shape::from_slice(&dims).ok_or_else(uneven)?, DType::F32)?;
+        if out.numel() > 0 {
+            let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
+            self.queue(&call, |api, comm, stream| {
+                let each = out.numel();
+                // SAFETY: `to` names `each` f32 of this device, `from` as many for each rank; both live until the stream
+                // has passed the collective.
+                ("ncclReduceScatter", unsafe {
+                    (api.reduce_scatter)(from, to, each, api::FLOAT32, number(op), comm, stream)
+                })
+            })?;
+        }
+        Ok(out)
+    }
+
+    fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::Broadcast { root }, what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        if root >= self.world_size() {
+            return Err(Error::Root { call: call.to_string(), root, world_size: self.world_size() });
+        }
+        let out = self.empty_like(x, *x.shape(), x.dtype())?;
+        if out.numel() > 0 {
+            let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
+            let from = if self.rank() == root { self.own(address(x))? } else { to };
+            self.queue(&call, |api, comm, stream| {
+                // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
+                // the collective.
+                ("ncclBroadcast", unsafe {
+                    (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream)
+                })
+            })?;
+        }
+        Ok(out)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let _turn = self.turn.lock();
+        self.control().exchange(Message::new(Operation::Barrier, ""))?;
+        Ok(())
+    }
+}
+
+fn expect_f32(call: &Call, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F32 => Ok(()),
+        found => Err(Error::DType { call: call.to_string(), found, expected: "f32" }),
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.poison("its thread panicked");
+        }
+    }
+}
