@@ -24,7 +24,7 @@ fn edges() -> Vec<f32> {
         }
     }
     edges.extend((-30..20).map(|e| 2_f32.powi(e)));
-    let some = edges.into_iter().step_by(if cfg!(miri) { 7 } else { 1 });
+    let some = edges.into_iter().step_by(if cfg!(miri) { 31 } else { 1 });
     some.flat_map(|x| [x.next_down(), x, x.next_up()]).flat_map(|x| [x, -x]).collect()
 }
 

@@ -9,10 +9,11 @@ use half::{bf16, f16};
 /// Miri is slow: it takes fewer of everything.
 const IS_SLOW: bool = cfg!(miri);
 
-/// Each path, with plain stores and with those past the caches.
+/// Each path, with plain stores and with those past the caches. Miri runs the scalar path alone, which has plain stores.
 fn codecs() -> Vec<Codec> {
+    let streaming: &[usize] = if IS_SLOW { &[usize::MAX] } else { &[usize::MAX, 0] };
     Path::available()
-        .flat_map(|path| [usize::MAX, 0].map(|bytes| Codec::new().on(path).streaming_beyond(bytes)))
+        .flat_map(|path| streaming.iter().map(move |bytes| Codec::new().on(path).streaming_beyond(*bytes)))
         .collect()
 }
 
@@ -52,10 +53,10 @@ fn at_all_places<S: Copy, D: Copy, B: PartialEq + core::fmt::Debug>(
     want: impl Fn(S) -> D,
 ) {
     let lengths = (0..=257).filter(|len| len % 3 == 0 || len % 64 < 3 || len % 64 > 61);
-    let few = [0, 1, 3, 33, 63, 64, 65, 129, 257];
+    let few = [0, 1, 33, 64, 65];
     let mut dst = [guard; 257 + 128];
     for len in lengths.filter(|len| !IS_SLOW || few.contains(len)) {
-        let offsets: &[usize] = if IS_SLOW { &[0, 3] } else { &[0, 1, 3, 31, 32, 63] };
+        let offsets: &[usize] = if IS_SLOW { &[3] } else { &[0, 1, 3, 31, 32, 63] };
         for offset in offsets.iter().copied().chain([len % 64, (len * 7) % 64]) {
             let from = (len * 5 + offset) % 64;
             let src = &src[from..from + len];
@@ -313,7 +314,7 @@ fn matrices() {
             (0, 5),
         ]
         .into_iter()
-        .filter(|(rows, cols)| !IS_SLOW || rows * cols < 5000)
+        .filter(|(rows, cols)| !IS_SLOW || rows * cols < 1200)
         {
             let x = floats(rows * cols);
             let mut codes = [vec![E4M3::ZERO; rows * cols], vec![E4M3::ZERO; rows * cols]];

@@ -211,7 +211,7 @@ impl Linear {
             argument.features(weight.shape().last_dim(), "in_features").map(drop)
         };
         let Ran { quantized: x, values, rest } =
-            fused.run(&self.for_gemms(cx.slot(name)?, gemms.wgrad), quantize, check)?;
+            fused.run(&self.for_gemms(cx.slot(name)?), quantize, check)?;
         if let Some(values) = values {
             cx.measure_sqnr(name, &values, x.operand())?;
         }
@@ -260,7 +260,7 @@ impl Linear {
             let (dtype, in_fp8) = (*dtype, self.readers(gemms.dgrad, gemms.wgrad));
             let measures = cx.measures_sqnr(origin);
             let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8, measures };
-            let slot = self.for_gemms(cx.slot(origin, &self.gemm_slots().grad_output)?, gemms.wgrad);
+            let slot = self.for_gemms(cx.slot(origin, &self.gemm_slots().grad_output)?);
             let ran = fused.run(&slot, quantize, |dy| output.check_operand(dy))?;
             let Ran { quantized: dy, values, rest: db } = ran;
             if let Some(values) = values {

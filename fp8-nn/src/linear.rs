@@ -10,6 +10,9 @@ use fp8_recipe::{Backward, DelayedWgrad, Forward, GemmSlots, Origin, SlotName, S
 use rand::Rng;
 use std::sync::Arc;
 
+#[cfg(test)]
+mod copies;
+
 /// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
 ///
 /// See [`Linear`] for an example.
@@ -216,16 +219,15 @@ impl Linear {
         self.weight.is_trainable().then(|| x.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward())
     }
 
-    /// Returns a slot of the input or of `dy` for the GEMMs that read it: a columnwise copy is only made for a wgrad in FP8 that
-    /// reads it, not for a frozen weight.
-    pub(crate) fn for_gemms<'a>(&self, slot: Slot<'a>, reads_columnwise: bool) -> Slot<'a> {
-        Slot { columnwise: slot.columnwise && reads_columnwise && self.weight.is_trainable(), ..slot }
+    /// Returns a slot of the input or of `dy`, whose columnwise copy is not made for a frozen weight, because only wgrad reads it.
+    pub(crate) fn for_gemms<'a>(&self, slot: Slot<'a>) -> Slot<'a> {
+        Slot { columnwise: slot.columnwise && self.weight.is_trainable(), ..slot }
     }
 
     /// Returns the slot that quantizes an input in forward. An input that is kept as it is will be quantized again for wgrad.
     fn input_slot<'a>(&self, cx: &'a mut Forward<'_>) -> Result<Slot<'a>> {
-        let reads_columnwise = cx.fp8_gemms(&self.slots.input).wgrad && !self.saves_original_input;
-        Ok(self.for_gemms(cx.slot(&self.slots.input)?, reads_columnwise))
+        let slot = self.for_gemms(cx.slot(&self.slots.input)?);
+        Ok(Slot { columnwise: slot.columnwise && !self.saves_original_input, ..slot })
     }
 
     /// Returns which of the two GEMMs that read the input or `dy` run in FP8, wgrad last. A wgrad that does not run needs no values.
@@ -322,7 +324,7 @@ impl Linear {
             core.output.check(dy)?;
             let dy = ops::cast(dy, core.dtype)?;
             let gemms = cx.fp8_gemms(&core.origin);
-            let slot = self.for_gemms(cx.slot(&core.origin, &self.slots.grad_output)?, gemms.wgrad);
+            let slot = self.for_gemms(cx.slot(&core.origin, &self.slots.grad_output)?);
             let (operand, db) = if self.bias.is_some() {
                 let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
                 (operand, Some(db))
@@ -375,52 +377,5 @@ impl Layer for Linear {
     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
         f(&mut self.weight);
         self.bias.iter_mut().for_each(f);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Scopes as _;
-    use fp8_recipe::{CurrentScaling, DelayedScaling, Recipe, Scaling};
-
-    /// Returns whether forward and backward make columnwise copies of the input and of `dy`.
-    fn copies(recipe: &Recipe, save_original_input: bool, is_trainable: bool) -> [bool; 2] {
-        let device = Device::cpu();
-        let options =
-            LinearOptions { in_features: 16, out_features: 32, save_original_input, ..Default::default() };
-        let mut layer = Linear::new("fc", options, &device, &mut rand::rng()).unwrap();
-        layer.weight.set_trainable(is_trainable).unwrap();
-        let mut scaling = Scaling::new(&layer, &device).unwrap();
-        let x = Tensor::full(1.5, [48, 16], DType::F32, &device).unwrap();
-        let forward = |cx: &mut Forward<'_>| {
-            let of_input = layer.input_slot(cx)?.columnwise;
-            Ok((of_input, layer.forward(cx, &x)?))
-        };
-        let (of_input, (y, saved)) = scaling.in_autocast(recipe, forward).unwrap();
-        let mut of_dy = None;
-        let mut quantize = |slot: &Slot<'_>| {
-            of_dy = Some(slot.columnwise);
-            let (dy, db) = ops::quantize_dbias(&y, slot)?;
-            Ok((dy, Some(db)))
-        };
-        scaling.in_backward(|cx| layer.backward_fused(cx, saved, &mut quantize)).unwrap();
-        [of_input, of_dy.unwrap()]
-    }
-
-    #[test]
-    fn columnwise_copies_are_made_for_a_wgrad_in_fp8_alone() {
-        for recipe in [DelayedScaling::default().into(), CurrentScaling::rowwise().into()] {
-            assert_eq!(copies(&recipe, false, true), [true, true]);
-            assert_eq!(copies(&recipe, true, true), [false, true], "the input is quantized again");
-            assert_eq!(copies(&recipe, false, false), [false, false], "a frozen weight");
-        }
-        let overridden = (false, false, true);
-        for recipe in [
-            DelayedScaling { override_linear_precision: overridden, ..Default::default() }.into(),
-            CurrentScaling { override_linear_precision: overridden, ..CurrentScaling::rowwise() }.into(),
-        ] {
-            assert_eq!(copies(&recipe, false, true), [false, false], "wgrad runs in high precision");
-        }
     }
 }

@@ -86,11 +86,6 @@ impl SlotRole {
             Self::GradOutput | Self::GradInput => Direction::Backward,
         }
     }
-
-    /// Returns whether dgrad or wgrad reads its transpose.
-    pub(crate) const fn columnwise(self) -> bool {
-        matches!(self, Self::Input | Self::Weight | Self::GradOutput)
-    }
 }
 
 /// The name of one quantized tensor: `<layer path>.<role>`.

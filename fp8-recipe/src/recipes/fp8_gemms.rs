@@ -1,5 +1,7 @@
 //! The GEMMs of a layer that run in FP8.
 
+use crate::SlotRole;
+
 /// For each of the three GEMMs of a Linear, whether it runs in FP8.
 ///
 /// ```
@@ -30,6 +32,19 @@ pub struct Fp8Gemms {
 impl Fp8Gemms {
     /// All GEMMs in high precision.
     pub(crate) const NONE: Self = Self { fprop: false, dgrad: false, wgrad: false };
+
+    /// All GEMMs in FP8.
+    pub(crate) const ALL: Self = Self::except((false, false, false));
+
+    /// Returns whether one of them reads the transpose of the tensor in this role: dgrad that of a weight, wgrad those of an input
+    /// and of `dy`.
+    pub(crate) const fn read_transpose(self, role: SlotRole) -> bool {
+        match role {
+            SlotRole::Weight => self.dgrad,
+            SlotRole::Input | SlotRole::GradOutput => self.wgrad,
+            SlotRole::Output | SlotRole::GradInput => false,
+        }
+    }
 
     /// Returns how many of the three run in FP8.
     pub fn count(self) -> usize {

@@ -20,7 +20,9 @@ use crate::scopes::scope_settings::{Mode, ScopeSettings};
 use crate::scopes::scopes_so_far::Scopes;
 use crate::state::inherited::Inherited;
 use crate::weights::weight_cache::WeightCache;
-use crate::{AmaxGroup, AutocastOptions, Direction, Error, Format, Recipe, Result, SlotName, Slots};
+use crate::{
+    AmaxGroup, AutocastOptions, Direction, Error, Format, Fp8Gemms, Recipe, Result, SlotName, Slots,
+};
 use fp8_kernels::{Device, DropoutDraw, Scale, Slot, UpdateClock};
 use std::fmt;
 use std::sync::Arc;
@@ -186,6 +188,14 @@ impl Scaling {
         if records { self.follow(index) } else { Ok(()) }
     }
 
+    /// Returns whether the backward pass reads the transpose of a slot's codes.
+    fn is_read_transposed(&self, name: &SlotName, settings: ScopeSettings) -> bool {
+        // Attention has products of its own, which `override_linear_precision` does not change.
+        let gemms =
+            if name.is_of_attention() { Fp8Gemms::ALL } else { self.fp8_gemms(settings, name.layer()) };
+        gemms.read_transpose(name.role())
+    }
+
     /// Returns a slot with the scale and amax cells that settings and mode call for.
     pub(crate) fn lend<'a>(
         &'a self,
@@ -230,7 +240,7 @@ impl Scaling {
             scale,
             amax: recorded.and_then(|arena| arena.staging(index)).or(unrecorded),
             counters: recorded.filter(|_| self.counting.is_on()).and_then(|arena| arena.counters(index)),
-            columnwise: name.role().columnwise() && !matches!(mode, Mode::Evaluate),
+            columnwise: !matches!(mode, Mode::Evaluate) && self.is_read_transposed(name, settings),
         })
     }
 

@@ -4,7 +4,7 @@ use crate::scopes::open_scope::Scope;
 use crate::scopes::scope_settings::Mode;
 use crate::weights::weight_cache::{Basis, Found, Wanted};
 use crate::{Direction, Forward, Result, SlotName, WeightVersion};
-use fp8_kernels::{MemoryKind, Operand, Scale, Slot, Tensor, ops};
+use fp8_kernels::{MemoryKind, Operand, Scale, Slot, Tensor, TransposePolicy, ops};
 use std::sync::Arc;
 
 impl Forward<'_> {
@@ -102,7 +102,12 @@ impl Forward<'_> {
         let is_settled = self.scaling.domains()[domain].settles_at_once(slot);
         let own = self.scaling.lend(name, slot, self.settings, &self.mode)?;
         let (lent, basis) = match &found {
-            Found::Copy(operand) => return Ok(operand.clone()),
+            Found::Copy(operand) if !lacks_columnwise(operand, &own) => return Ok(operand.clone()),
+            Found::Copy(operand) => {
+                let whole = with_columnwise(operand, weight, &own)?;
+                self.scaling.weights_mut().complete(&wanted, &whole);
+                return Ok(whole);
+            }
             Found::New => (own, None),
             Found::Again(cell, basis) => {
                 let first = self.scaling.domains()[domain].rule_again(name.role());
@@ -138,5 +143,26 @@ impl Forward<'_> {
             (Mode::Evaluate | Mode::Replay { .. }, _) => {}
         }
         Ok(operand)
+    }
+}
+
+/// Returns whether a copy has no columnwise codes although `slot` asks for some. A recipe of the same arena in which dgrad runs in high
+/// precision makes such copies.
+fn lacks_columnwise(copy: &Operand, slot: &Slot<'_>) -> bool {
+    let Some(codes) = copy.as_fp8().filter(|codes| slot.columnwise && codes.columnwise().is_none()) else {
+        return false;
+    };
+    matches!(slot.scale, Scale::Blocks(_)) || codes.device().transpose_policy() == TransposePolicy::WithCast
+}
+
+/// Returns a copy with the columnwise codes that it would have been made with. Nothing is recorded.
+fn with_columnwise(copy: &Operand, weight: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
+    let _kind = MemoryKind::Parameters.enter();
+    match (copy, slot.scale) {
+        (Operand::Fp8(_), Scale::Blocks(_)) => {
+            Ok(ops::quantize(weight, &Slot { amax: None, counters: None, ..*slot })?)
+        }
+        (Operand::Fp8(codes), _) => Ok(Operand::Fp8(codes.clone().with_columnwise()?)),
+        (Operand::High(_), _) => Ok(copy.clone()),
     }
 }

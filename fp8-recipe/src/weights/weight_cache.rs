@@ -307,6 +307,13 @@ impl WeightCache {
         }
     }
 
+    /// Replaces the training copy by one that has columnwise codes in addition.
+    pub(crate) fn complete(&mut self, wanted: &Wanted<'_>, whole: &Operand) {
+        if let Some(copy) = self.get(wanted).and_then(|weight| weight.training.as_mut()) {
+            copy.operand = whole.clone();
+        }
+    }
+
     /// Adds the copy of an evaluation.
     pub(crate) fn insert_evaluation(&mut self, wanted: &Wanted<'_>, operand: Operand, basis: Basis) {
         let last_use = self.uses;

@@ -126,7 +126,6 @@ impl Forward<'_> {
     /// As [`slot`](Self::slot). A scope that quantizes weights in another format or granularity than the codes have, because
     /// dequantized codes would be rounded twice.
     pub fn fp8_weight(&mut self, name: &SlotName, weight: &Fp8Tensor, dtype: DType) -> Result<Operand> {
-        let runs_dgrad = self.fp8_gemms(name).dgrad;
         let slot = self.slot(name)?;
         if slot.is_off() {
             return Ok(Operand::High(weight.dequantize(dtype)?));
@@ -136,7 +135,7 @@ impl Forward<'_> {
             let weight = weight.clone();
             return Ok(Operand::Fp8(match blocks {
                 None | Some(Blocks::B128x128) => weight,
-                Some(_) if slot.columnwise && runs_dgrad => weight.quantize_columnwise(&slot)?,
+                Some(_) if slot.columnwise => weight.quantize_columnwise(&slot)?,
                 Some(_) => weight,
             }));
         }
