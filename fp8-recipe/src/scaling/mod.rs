@@ -188,6 +188,11 @@ impl Scaling {
         if records { self.follow(index) } else { Ok(()) }
     }
 
+    /// Returns which GEMMs of the layer at this path run in FP8.
+    pub(crate) fn fp8_gemms(&self, settings: ScopeSettings, layer: &str) -> Fp8Gemms {
+        if settings.enabled { self.domains.plan(settings.plan).gemms(layer) } else { Fp8Gemms::NONE }
+    }
+
     /// Returns whether the backward pass reads the transpose of a slot's codes.
     fn is_read_transposed(&self, name: &SlotName, settings: ScopeSettings) -> bool {
         // Attention has products of its own, which `override_linear_precision` does not change.

@@ -2,7 +2,7 @@
 
 use crate::scopes::forward_outcome::Ending;
 use crate::scopes::scope_settings::{Mode, ScopeSettings, check_compute_dtype};
-use crate::{AutocastOptions, Backward, Direction, Forward, Fp8Gemms, Recipe, Result, Scaling};
+use crate::{AutocastOptions, Backward, Direction, Forward, Recipe, Result, Scaling};
 use std::sync::Arc;
 
 impl Scaling {
@@ -126,9 +126,5 @@ impl Scaling {
                 scope.lone = lone;
             }
         }
-    }
-
-    pub(crate) fn fp8_gemms(&self, settings: ScopeSettings, layer: &str) -> Fp8Gemms {
-        if settings.enabled { self.domains.plan(settings.plan).gemms(layer) } else { Fp8Gemms::NONE }
     }
 }
