@@ -8,6 +8,8 @@
 mod headers;
 #[path = "snapshots/rules.rs"]
 mod rules;
+#[path = "snapshots/signatures.rs"]
+mod signatures;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -149,4 +151,18 @@ fn shipped_snapshots_have_no_debug_information_and_are_small_together() {
     let bytes: usize = snapshots.values().map(String::len).sum();
     assert!(bytes < MAX_BYTES_OF_ALL, "{bytes} bytes of PTX: less than {MAX_BYTES_OF_ALL} are shipped");
     assert!(bytes > 1 << 20, "{bytes} bytes of PTX: were they all read?");
+}
+
+#[test]
+fn signatures_in_rust_are_those_of_the_kernel_files() {
+    let programs = read(&folder(KERNELS), "cu").into_iter().map(|(name, text)| {
+        let header = |header: &str| fs::read_to_string(folder(KERNELS).join(header));
+        let program = headers::expand("", &name, &text, header).unwrap();
+        (name, program)
+    });
+    let programs: Vec<(String, String)> = programs.collect();
+    let programs = programs.iter().map(|(name, program)| (name.as_str(), program.as_str()));
+    let written = fs::read_to_string(folder(KERNELS).join("kernels.rs")).unwrap();
+    let expected = signatures::generate(programs).unwrap();
+    assert!(written == expected, "kernels.rs is stale: run `cargo xtask ptx`");
 }

@@ -14,6 +14,8 @@ mod table;
 mod headers;
 #[path = "../../fp8-kernels/tests/snapshots/rules.rs"]
 mod rules;
+#[path = "../../fp8-kernels/tests/snapshots/signatures.rs"]
+mod signatures;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -145,6 +147,9 @@ pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
     println!("{}", table.trim_end());
     files.push((folder().join("registers.txt"), Some(table)));
 
+    let programs = sources.iter().map(|source| (source.stem(), source.program.as_str()));
+    files.push((signatures_file(), Some(signatures::generate(programs)?)));
+
     let changed = write(&files, options.check)?;
     let counts = [sources.len(), stale.len(), rows.len(), changed, failures];
     let [all, compiled, kernels, changed, failures] = counts;
@@ -174,6 +179,11 @@ pub(crate) fn folder() -> PathBuf {
 /// The folder of the tables of lines, which are not shipped.
 fn folder_of_lines() -> PathBuf {
     root().join("fp8-kernels/cuda-sim/lines")
+}
+
+/// The kernels' signatures in Rust.
+fn signatures_file() -> PathBuf {
+    root().join("fp8-kernels/src/backend/cuda/ops/kernels.rs")
 }
 
 fn sources() -> Result<Vec<Source>> {

@@ -6,7 +6,7 @@
 //! tensors' type before it multiplies them. A length out of range is told at the next call that waits for the device.
 
 use super::dropout::Mask;
-use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
+use super::{Arg, Buffer, Gpu, Grid, In, Joined, Out, Source, args, dtype_number, kernels};
 use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
 use crate::{DType, Error, Result, Shape, Tensor};
 
@@ -39,9 +39,8 @@ pub(crate) fn attention(
             let (source, name) = names.forward(p.dropout.is_some());
             let kernel = gpu.kernel(source, name)?;
             let args = call.behind(args![queries, keys, values, &o, &row_max, &row_sum]);
-            // SAFETY: the kernel's parameters (q, k, v, o, row_max, row_sum, and those of the call); shapes and types are
-            // checked by `ops::attention`, head_dim is a multiple of eight up to the kernel's, the outputs were made above; a
-            // block for each tile of queries and head.
+            // SAFETY: shapes and types are checked by `ops::attention`, head_dim is a multiple of eight up to the
+            // kernel's, the outputs were made above; a block for each tile of queries and head.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
         Path::Plain(dtype) => {
@@ -89,10 +88,9 @@ pub(crate) fn attention_backward(
         match sizes.path {
             Path::Matrices(_) => {
                 let args = call.behind(args![queries, keys, values, dys, &rows, first, second]);
-                // SAFETY: the kernel's parameters (q, k, v, dy, row_numbers, d_first, d_second, and those of the call);
-                // shapes and types are checked by `ops::attention_backward`, head_dim is a multiple of eight up to the
-                // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of
-                // queries and head, or of keys and group.
+                // SAFETY: shapes and types are checked by `ops::attention_backward`, head_dim is a multiple of eight
+                // up to the kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for
+                // each tile of queries and head, or of keys and group.
                 unsafe { kernel.launch(gpu, grid, &args) }?;
             }
             Path::Plain(dtype) => {
@@ -117,23 +115,23 @@ fn rows(
 ) -> Result<Buffer> {
     let count = p.batch * p.heads * p.queries;
     let rows = gpu.alloc(DType::F32, ROW * count)?;
-    let kernel = gpu.kernel(Source::AttentionPlain, "attention_backward_rows")?;
-    let args = args![
-        dy.cuda(op)?,
-        o.cuda(op)?,
-        dtype_number(o.dtype()),
-        saved.row_max.cuda(op)?,
-        saved.row_sum.cuda(op)?,
-        &rows,
-        count as u64,
-        p.queries as u32,
-        p.heads as u32,
-        p.head_dim as u32,
-    ];
+    let kernel = gpu.load(kernels::ATTENTION_BACKWARD_ROWS)?;
+    let args = kernels::AttentionBackwardRows {
+        dy: In::void(dy.cuda(op)?),
+        o: In::void(o.cuda(op)?),
+        dtype: dtype_number(o.dtype()),
+        row_max: In::f32(saved.row_max.cuda(op)?),
+        row_sum: In::f32(saved.row_sum.cuda(op)?),
+        rows: Out::row(&rows),
+        count: count as u64,
+        queries: p.queries as u32,
+        heads: p.heads as u32,
+        head_dim: p.head_dim as u32,
+    };
     let grid =
         Grid { blocks: gpu.blocks(count as u64, (THREADS / 32).into(), 16), threads: THREADS, shared: 0 };
-    // SAFETY: the kernel's parameters (dy, o, dtype, row_max, row_sum, rows, count, queries, heads, head_dim); shapes and
-    // types are checked by `ops::attention_backward`, and that sizes fit 32 bits by `Sizes::new`; four f32 for each row.
+    // SAFETY: shapes and types are checked by `ops::attention_backward`, and that sizes fit 32 bits by `Sizes::new`;
+    // four f32 for each row.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(rows)
 }

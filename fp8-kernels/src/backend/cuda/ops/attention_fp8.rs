@@ -5,7 +5,7 @@
 
 use super::attention::{self, Sizes};
 use super::dropout::Mask;
-use super::{Arg, Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
+use super::{Arg, Buffer, Gpu, Grid, In, Out, Source, args, dtype_number, format_number, kernels};
 use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
 
@@ -41,9 +41,8 @@ pub(crate) fn attention_fp8(
     let args = args![q8, k8, v8, q_inv, k_inv, v_inv, &o, dtype_number(dtype), &row_max, &row_sum];
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let args = sizes.args(gpu, op, sequences, 0, mask.as_ref())?.with_mask().behind(args);
-    // SAFETY: the kernel's parameters (q, k, v, their factors, o, dtype, row_max, row_sum, and those of the mask and the call); shapes and
-    // formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the kernel's, the outputs were made above; a
-    // block for each tile of queries and head.
+    // SAFETY: shapes and formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the
+    // kernel's, the outputs were made above; a block for each tile of queries and head.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     let saved = AttentionSaved {
         row_max: Tensor::from_cuda(row_max, rows, q.codes.device()),
@@ -101,10 +100,9 @@ pub(crate) fn attention_fp8_backward(
             dtype_number(dtype),
         ];
         let args = sizes.args(gpu, op, sequences, side, mask.as_ref())?.with_mask().behind(own);
-        // SAFETY: the kernel's parameters (q, k, v, dy, their factors, row_numbers, d_first, d_second, dtype, and those of the
-        // mask and the call); shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to the
-        // kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of queries and
-        // head, or of keys and group.
+        // SAFETY: shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to
+        // the kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of
+        // queries and head, or of keys and group.
         unsafe { kernel.launch(gpu, grid, &args) }?;
     }
     let tensor =
@@ -123,27 +121,25 @@ fn rows(
 ) -> Result<Buffer> {
     let count = p.batch * p.heads * p.queries;
     let rows = gpu.alloc(DType::F32, ROW * count)?;
-    let kernel = gpu.kernel(Source::AttentionFp8, "attention_fp8_rows")?;
-    let [dy8, dy_inv] = dy.args(op)?;
-    let args = args![
-        dy8,
-        format_number(dy.encoding),
-        dy_inv,
-        o.cuda(op)?,
-        dtype_number(o.dtype()),
-        saved.row_max.cuda(op)?,
-        saved.row_sum.cuda(op)?,
-        &rows,
-        count as u64,
-        p.queries as u32,
-        p.heads as u32,
-        p.head_dim as u32,
-    ];
+    let kernel = gpu.load(kernels::ATTENTION_FP8_ROWS)?;
+    let args = kernels::AttentionFp8Rows {
+        dy: In::u8(dy.codes.cuda(op)?),
+        format: format_number(dy.encoding),
+        dy_scale_inv: In::f32(dy.scale_inv.cuda(op)?),
+        o: In::void(o.cuda(op)?),
+        dtype: dtype_number(o.dtype()),
+        row_max: In::f32(saved.row_max.cuda(op)?),
+        row_sum: In::f32(saved.row_sum.cuda(op)?),
+        rows: Out::row(&rows),
+        count: count as u64,
+        queries: p.queries as u32,
+        heads: p.heads as u32,
+        head_dim: p.head_dim as u32,
+    };
     let grid =
         Grid { blocks: gpu.blocks(count as u64, (THREADS / 32).into(), 16), threads: THREADS, shared: 0 };
-    // SAFETY: the kernel's parameters (dy, format, its factor, o, dtype, row_max, row_sum, rows, count, queries, heads,
-    // head_dim); shapes and types are checked by `ops::attention_fp8_backward`, and that sizes fit 32 bits by `Sizes::new`;
-    // head_dim is even; four f32 for each row.
+    // SAFETY: shapes and types are checked by `ops::attention_fp8_backward`, and that sizes fit 32 bits by
+    // `Sizes::new`; head_dim is even; four f32 for each row.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(rows)
 }

@@ -1,6 +1,6 @@
 //! `compare_calls` on a GPU: one warp. A difference is told at the next call that waits for the device.
 
-use super::{Gpu, Grid, Source, args};
+use super::{Gpu, Grid, In, Out, kernels};
 use crate::{Result, Tensor};
 
 pub(crate) fn compare_calls(gpu: &Gpu, what: &str, calls: &Tensor, scales: Option<&Tensor>) -> Result<()> {
@@ -10,9 +10,14 @@ pub(crate) fn compare_calls(gpu: &Gpu, what: &str, calls: &Tensor, scales: Optio
     if ranks == 0 {
         return Ok(());
     }
-    let kernel = gpu.kernel(Source::CompareCalls, "compare_calls")?;
-    let args = args![numbers, scales, ranks, gpu.fault_name(what), gpu.fault()];
-    // SAFETY: the kernel's parameters (calls, scales, ranks, name, fault); `ranks` i32, as many f32 or null (checked by
-    // `ops::compare_calls`).
+    let kernel = gpu.load(kernels::COMPARE_CALLS)?;
+    let args = kernels::CompareCalls {
+        calls: In::u32(numbers),
+        scales: In::u32(scales),
+        ranks,
+        name: gpu.fault_name(what),
+        fault: Out::i64(gpu.fault()),
+    };
+    // SAFETY: `ranks` i32, as many f32 or null (checked by `ops::compare_calls`).
     unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 32, shared: 0 }, &args) }
 }

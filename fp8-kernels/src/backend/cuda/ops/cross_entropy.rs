@@ -1,7 +1,7 @@
 //! `cross_entropy` on a GPU: a launch over the rows, one that adds their losses. Targets out of range are told at the next
 //! call that waits for the device.
 
-use super::{Gpu, Grid, Source, args, dtype_number};
+use super::{Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{CrossEntropyOptions, CrossEntropySaved, Factor};
 use crate::{DType, Result, Shape, Tensor};
 
@@ -23,38 +23,46 @@ pub(crate) fn cross_entropy(
     let (has_ignore, ignore) = ignored(options);
     let [rows, vocabulary] = [rows, vocabulary].map(|number| number as u64);
 
-    let kernel = gpu.kernel(Source::CrossEntropy, "cross_entropy_rows")?;
+    let kernel = gpu.load(kernels::CROSS_ENTROPY_ROWS)?;
     let dtype = dtype_number(logits.dtype());
-    let args = args![
-        values,
+    let args = kernels::CrossEntropyRows {
+        logits: In::void(values),
         dtype,
-        ids,
+        targets: In::i32(ids),
         rows,
         vocabulary,
         has_ignore,
         ignore,
-        &row_max,
-        &row_sum,
-        &losses,
-        gpu.fault()
-    ];
+        row_max: Out::f32(&row_max),
+        row_sum: Out::f32(&row_sum),
+        losses: Out::f32(&losses),
+        fault: Out::i64(gpu.fault()),
+    };
     let threads = threads(vocabulary);
     let grid = Grid { blocks: gpu.blocks(rows, 1, 32), threads, shared: 0 };
-    // SAFETY: the kernel's parameters (logits, dtype, targets, rows, vocabulary, has_ignore, ignore, row_max, row_sum,
-    // losses, fault); logits hold rows · vocabulary elements of that type, targets rows i32 (checked by
+    // SAFETY: logits hold rows · vocabulary elements of that type, targets rows i32 (checked by
     // `ops::cross_entropy`), the outputs one, one and two f32 a row.
     unsafe { kernel.launch(gpu, grid, &args) }?;
 
-    let kernel = gpu.kernel(Source::CrossEntropy, "cross_entropy")?;
+    let kernel = gpu.load(kernels::CROSS_ENTROPY)?;
     let normalizer = options.normalizer.unwrap_or(0.0);
-    let args = args![&losses, ids, rows, vocabulary, has_ignore, ignore, normalizer, &loss, &count];
+    let args = kernels::CrossEntropy {
+        losses: In::f32(&losses),
+        targets: In::i32(ids),
+        rows,
+        vocabulary,
+        has_ignore,
+        ignore,
+        normalizer,
+        out: Out::f32(&loss),
+        count: Out::i32(&count),
+    };
     let grid = Grid {
         blocks: 1,
         threads: rows.next_multiple_of(32).clamp(32, FINISH_THREADS.into()) as u32,
         shared: 0,
     };
-    // SAFETY: the kernel's parameters (losses, targets, rows, vocabulary, has_ignore, ignore, normalizer, out, count); the
-    // first launch wrote two f32 a row, `out` and `count` hold one value each.
+    // SAFETY: the first launch wrote two f32 a row, `out` and `count` hold one value each.
     unsafe { kernel.launch(gpu, grid, &args) }?;
 
     let device = logits.device();
@@ -89,30 +97,28 @@ pub(crate) fn cross_entropy_backward(
     let threads = threads(vocabulary);
     // Four groups of eight elements a thread.
     let span = u64::from(threads) * 32;
-    let kernel = gpu.kernel(Source::CrossEntropy, "cross_entropy_backward")?;
-    let args = args![
-        logits.cuda(op)?,
-        dtype_number(logits.dtype()),
-        targets.cuda(op)?,
+    let kernel = gpu.load(kernels::CROSS_ENTROPY_BACKWARD)?;
+    let args = kernels::CrossEntropyBackward {
+        logits: In::void(logits.cuda(op)?),
+        dtype: dtype_number(logits.dtype()),
+        targets: In::i32(targets.cuda(op)?),
         rows,
         vocabulary,
         has_ignore,
         ignore,
-        saved.row_max.cuda(op)?,
-        saved.row_sum.cuda(op)?,
-        saved.count.cuda(op)?,
-        options.normalizer.unwrap_or(0.0),
-        given,
-        on_device,
+        row_max: In::f32(saved.row_max.cuda(op)?),
+        row_sum: In::f32(saved.row_sum.cuda(op)?),
+        count: In::i32(saved.count.cuda(op)?),
+        normalizer: options.normalizer.unwrap_or(0.0),
+        loss_scale: given,
+        device_scale: In::f32(on_device),
         span,
-        &dx,
-        gpu.fault(),
-    ];
+        dx: Out::void(&dx),
+        fault: Out::i64(gpu.fault()),
+    };
     let blocks = gpu.blocks(rows.saturating_mul((vocabulary + 7).div_ceil(span)), 1, 32);
-    // SAFETY: the kernel's parameters (logits, dtype, targets, rows, vocabulary, has_ignore, ignore, row_max, row_sum, count,
-    // normalizer, loss_scale, device_scale, span, dx, fault); logits and dx hold rows · vocabulary elements of that type, targets and the
-    // saved rows one value a row, count one (checked by `ops::cross_entropy_backward`); the device's scale is null or
-    // one f32.
+    // SAFETY: logits and dx hold rows · vocabulary elements of that type, targets and the saved rows one value a row,
+    // count one (checked by `ops::cross_entropy_backward`); the device's scale is null or one f32.
     unsafe { kernel.launch(gpu, Grid { blocks, threads, shared: 0 }, &args) }?;
     Ok(Tensor::from_cuda(dx, *logits.shape(), logits.device()))
 }

@@ -1,6 +1,6 @@
 //! `dropout` on a GPU.
 
-use super::{Arg, Buffer, Gpu, Grid, Source, args, dtype_number};
+use super::{Arg, Buffer, Gpu, Grid, Out, Source, args, dtype_number, kernels};
 use crate::cells::Counts;
 use crate::dropout_state;
 use crate::ops::Dropout;
@@ -47,8 +47,7 @@ pub(crate) fn dropout(gpu: &Gpu, op: &'static str, x: &Tensor, dropout: &Dropout
     let kernel = gpu.kernel(Source::Dropout, "dropout")?;
     let [key, first, threshold, factor] = mask.args();
     let args = [args![values, &y, len as u64, dtype_number(x.dtype())], [key, first, threshold, factor]];
-    // SAFETY: the kernel's parameters (x, y, n, dtype, key, first, threshold, factor); x and y have n elements of that type,
-    // the key is two u64 and freed behind the launch.
+    // SAFETY: x and y have n elements of that type, the key is two u64 and freed behind the launch.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, len), args.as_flattened()) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
@@ -80,9 +79,8 @@ pub(crate) fn dropout_add(
         of(&hidden),
         of(&path),
     ];
-    // SAFETY: the kernel's parameters (residual, x, y, n, entry, residual_type, x_type, y_type, and key, first, threshold,
-    // factor of both masks); the tensors have n elements of those types, checked by `ops::dropout_add` or made above; the
-    // residual is null or such a tensor; a key is null or two u64, freed behind the launch.
+    // SAFETY: the tensors have n elements of those types, checked by `ops::dropout_add` or made above; the residual
+    // is null or such a tensor; a key is null or two u64, freed behind the launch.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, len), args.as_flattened()) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
@@ -90,9 +88,18 @@ pub(crate) fn dropout_add(
 /// The next key of a state, which has one key fewer then.
 pub(crate) fn advance(gpu: &Gpu, state: &Counts, device: &Device) -> Result<Counts> {
     let key = gpu.alloc(DType::U8, 16)?;
-    let kernel = gpu.kernel(Source::Dropout, "dropout_advance")?;
+    let kernel = gpu.load(kernels::DROPOUT_ADVANCE)?;
     let grid = Grid { blocks: 1, threads: 32, shared: 0 };
-    // SAFETY: the kernel's parameters (state, key), two u64 each.
-    unsafe { kernel.launch(gpu, grid, &args![state.cuda("dropout state")?, &key]) }?;
+    // SAFETY: two u64 each.
+    unsafe {
+        kernel.launch(
+            gpu,
+            grid,
+            &kernels::DropoutAdvance {
+                state: Out::u64(state.cuda("dropout state")?),
+                key: Out::dropout_key(&key),
+            },
+        )
+    }?;
     Ok(Counts::from_cuda(key, device))
 }

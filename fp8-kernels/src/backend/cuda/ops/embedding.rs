@@ -1,7 +1,7 @@
 //! `embedding` on a GPU. An id out of range is reported by the device's next synchronising call.
 
 use super::split::unit;
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::{DType, Error, Result, Shape, Tensor};
 
 /// The sort's numbers, as the kernels have them: bits of a pass, threads and ids of a block.
@@ -22,13 +22,22 @@ pub(crate) fn embedding(gpu: &Gpu, ids: &Tensor, table: &Tensor, shape: Shape) -
     let ([limit, hidden], n) = (table.shape().matrix(), ids.numel());
     let (positions, rows) = (ids.cuda(op)?, table.cuda(op)?);
     let y = gpu.alloc(table.dtype(), shape.numel())?;
-    let kernel = gpu.kernel(Source::Embedding, "embedding")?;
+    let kernel = gpu.load(kernels::EMBEDDING)?;
     let bytes = hidden * table.dtype().size();
     let unit = unit(&[bytes]);
     let width = bytes / unit;
-    let args = args![positions, rows, &y, n as u64, limit as u64, width as u64, unit as i32, gpu.fault()];
-    // SAFETY: the kernel's parameters (ids, table, y, n, limit, width, unit, fault); n ids, a table of `limit` rows and n
-    // rows of y, each of `width` units (checked by `ops::embedding`); ids outside the table are not followed.
+    let args = kernels::Embedding {
+        ids: In::i32(positions),
+        table: In::void(rows),
+        y: Out::void(&y),
+        n: n as u64,
+        limit: limit as u64,
+        width: width as u64,
+        unit: unit as i32,
+        fault: Out::i64(gpu.fault()),
+    };
+    // SAFETY: n ids, a table of `limit` rows and n rows of y, each of `width` units (checked by `ops::embedding`);
+    // ids outside the table are not followed.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64 * width.max(1) as u64), &args) }?;
     Ok(Tensor::from_cuda(y, shape, table.device()))
 }
@@ -55,15 +64,23 @@ pub(crate) fn embedding_backward(
         return report(gpu, ids, bound(limit));
     }
     let sorted = sort(gpu, ids, bound(limit))?;
-    let kernel = gpu.kernel(Source::Embedding, "embedding_backward_add")?;
+    let kernel = gpu.load(kernels::EMBEDDING_BACKWARD_ADD)?;
     let items = n.div_ceil(GROUP) as u64 * hidden.div_ceil(SLICE) as u64;
     let grid = Grid { blocks: gpu.blocks(items, 8, 8), threads: 256, shared: 0 };
     let dtype = dtype_number(dy.dtype());
-    let args = args![rows, &sorted, out, n as u64, hidden as u64, bound(limit), dtype, gpu.fault()];
-    // SAFETY: the kernel's parameters (dy, sorted, dtable, n, hidden, limit, dtype, fault); n rows of `hidden` elements of
-    // that type in dy, at least `limit` rows of `hidden` f32 in dtable, which nobody else holds (checked by
-    // `ops::embedding_backward` and above); n entries whose positions are less than n, of which those with an id below
-    // `limit` are followed.
+    let args = kernels::EmbeddingBackwardAdd {
+        dy: In::void(rows),
+        sorted: In::u64(&sorted),
+        dtable: Out::f32(out),
+        n: n as u64,
+        hidden: hidden as u64,
+        limit: bound(limit),
+        dtype,
+        fault: In::i64(gpu.fault()),
+    };
+    // SAFETY: n rows of `hidden` elements of that type in dy, at least `limit` rows of `hidden` f32 in dtable, which
+    // nobody else holds (checked by `ops::embedding_backward` and above); n entries whose positions are less than n,
+    // of which those with an id below `limit` are followed.
     unsafe { kernel.launch(gpu, grid, &args) }
 }
 
@@ -71,10 +88,17 @@ pub(crate) fn embedding_backward(
 fn report(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<()> {
     let blocks = ids.len().div_ceil(TILE) as u32;
     let counts = gpu.alloc(DType::U8, 4 * (1 << BITS) * blocks as usize)?;
-    let count = gpu.kernel(Source::Embedding, "embedding_backward_count")?;
-    let args = args![ids, None::<&Buffer>, ids.len() as u64, limit, 0i32, &counts, gpu.fault()];
-    // SAFETY: the kernel's parameters (ids, entries, n, limit, shift, counts, fault); n ids, a count for each of the bins and
-    // blocks.
+    let count = gpu.load(kernels::EMBEDDING_BACKWARD_COUNT)?;
+    let args = kernels::EmbeddingBackwardCount {
+        ids: In::i32(ids),
+        entries: In::u64(0),
+        n: ids.len() as u64,
+        limit,
+        shift: 0,
+        counts: Out::u32(&counts),
+        fault: Out::i64(gpu.fault()),
+    };
+    // SAFETY: n ids, a count for each of the bins and blocks.
     unsafe { count.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }
 }
 
@@ -87,9 +111,9 @@ fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
     let bins = 1usize << BITS;
     let words = |count: usize| gpu.alloc(DType::U8, 4 * count);
     let (counts, totals) = (words(bins * blocks as usize)?, words(bins)?);
-    let count = gpu.kernel(Source::Embedding, "embedding_backward_count")?;
-    let scan = gpu.kernel(Source::Embedding, "embedding_backward_scan")?;
-    let place = gpu.kernel(Source::Embedding, "embedding_backward_place")?;
+    let count = gpu.load(kernels::EMBEDDING_BACKWARD_COUNT)?;
+    let scan = gpu.load(kernels::EMBEDDING_BACKWARD_SCAN)?;
+    let place = gpu.load(kernels::EMBEDDING_BACKWARD_PLACE)?;
     let passes = (u32::BITS - limit.leading_zeros()).div_ceil(BITS).max(1);
     let mut sorted: Option<Buffer> = None;
     for pass in 0..passes {
@@ -97,17 +121,42 @@ fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
         // The first pass reads the ids, the others what the one before it has written.
         let (ids, fault) = if pass == 0 { (Some(ids), gpu.fault()) } else { (None, 0) };
         let entries = sorted.as_ref();
-        let args = args![ids, entries, n as u64, limit, shift, &counts, fault];
-        // SAFETY: the kernel's parameters (ids, entries, n, limit, shift, counts, fault); n ids or n entries, a count for
-        // each of the bins and blocks.
+        let args = kernels::EmbeddingBackwardCount {
+            ids: In::i32(ids),
+            entries: In::u64(entries),
+            n: n as u64,
+            limit,
+            shift,
+            counts: Out::u32(&counts),
+            fault: Out::i64(fault),
+        };
+        // SAFETY: n ids or n entries, a count for each of the bins and blocks.
         unsafe { count.launch(gpu, per_block, &args) }?;
         let per_bin = Grid { blocks: bins as u32 / (THREADS / 32), threads: THREADS, shared: 0 };
-        // SAFETY: the kernel's parameters (counts, totals, blocks), with as many of both as above; a warp for each bin.
-        unsafe { scan.launch(gpu, per_bin, &args![&counts, &totals, blocks]) }?;
+        // SAFETY: with as many of both as above; a warp for each bin.
+        unsafe {
+            scan.launch(
+                gpu,
+                per_bin,
+                &kernels::EmbeddingBackwardScan {
+                    counts: Out::u32(&counts),
+                    totals: Out::u32(&totals),
+                    blocks,
+                },
+            )
+        }?;
         let next = gpu.alloc(DType::U8, 8 * n)?;
-        let args = args![ids, entries, &next, n as u64, limit, shift, &counts, &totals];
-        // SAFETY: the kernel's parameters (ids, entries, sorted, n, limit, shift, counts, totals); as above, and room for n
-        // entries, whose places are a permutation of 0 .. n.
+        let args = kernels::EmbeddingBackwardPlace {
+            ids: In::i32(ids),
+            entries: In::u64(entries),
+            sorted: Out::u64(&next),
+            n: n as u64,
+            limit,
+            shift,
+            counts: In::u32(&counts),
+            totals: In::u32(&totals),
+        };
+        // SAFETY: as above, and room for n entries, whose places are a permutation of 0 .. n.
         unsafe { place.launch(gpu, per_block, &args) }?;
         sorted = Some(next);
     }

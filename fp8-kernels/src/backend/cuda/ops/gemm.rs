@@ -2,7 +2,7 @@
 
 use super::cublaslt::Type;
 use super::product::{FactorLayout, Places, Product};
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{self, Layout, output_shape};
 use crate::{DType, Result, Tensor};
 
@@ -177,20 +177,20 @@ fn launch_finish(
     [rows, cols]: [usize; 2],
     add: bool,
 ) -> Result<()> {
-    let kernel = gpu.kernel(Source::Gemm, "gemm_finish")?;
+    let kernel = gpu.load(kernels::GEMM_FINISH)?;
     let n = rows * cols;
-    let args = args![
-        x,
-        ld as u64,
-        bias,
-        y,
-        n as u64,
-        cols as u64,
+    let args = kernels::GemmFinish {
+        x: In::f32(x),
+        ld: ld as u64,
+        bias: In::void(bias),
+        y: Out::void(y),
+        n: n as u64,
+        cols: cols as u64,
         bias_type,
-        dtype_number(y.dtype()),
-        i32::from(add)
-    ];
-    // SAFETY: the kernel's parameters (x, ld, bias, y, n, cols, bias_type, y_type, add); x has at least `rows` rows of ld
-    // f32, ld ≥ cols, y n elements of its type (f32 where it is added to), a bias cols.
+        y_type: dtype_number(y.dtype()),
+        add: i32::from(add),
+    };
+    // SAFETY: x has at least `rows` rows of ld f32, ld ≥ cols, y n elements of its type (f32 where it is added to), a
+    // bias cols.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, n), &args) }
 }

@@ -9,7 +9,7 @@ use super::emulation::Way;
 use super::gemm::{self, finish, finish_accumulate, type_of};
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::fp8_tensor::Layout;
 use crate::ops::{self, Emulation};
 use crate::{DType, Error, Fp8Tensor, Result, Tensor};
@@ -18,7 +18,7 @@ use crate::{DType, Error, Fp8Tensor, Result, Tensor};
 const NOT_SUPPORTED: i32 = 15;
 
 /// The destination of the sums.
-pub(super) enum Out<'a> {
+pub(super) enum Place<'a> {
     New { bias: Option<&'a Tensor>, dtype: DType },
     AddedTo(&'a Buffer),
 }
@@ -30,7 +30,7 @@ pub(super) fn product(
     op: &'static str,
     [a, b]: [&Fp8Tensor; 2],
     dims: [usize; 3],
-    out: &Out<'_>,
+    out: &Place<'_>,
 ) -> Result<Option<Buffer>> {
     let layouts = [a.rowwise_layout(op)?, b.rowwise_layout(op)?];
     let sharing = layouts.each_ref().map(|layout| layout.sharing);
@@ -56,14 +56,14 @@ fn dequantized(
     gpu: &Gpu,
     [a, b]: [&Fp8Tensor; 2],
     dims @ [m, n, k]: [usize; 3],
-    out: &Out<'_>,
+    out: &Place<'_>,
 ) -> Result<Option<Buffer>> {
     let [a, b] = [a.dequantize(DType::BF16)?.reshape([m, k])?, b.dequantize(DType::BF16)?.reshape([n, k])?];
     match out {
-        Out::New { bias, dtype } => {
+        Place::New { bias, dtype } => {
             gemm::new_product(gpu, [a, b], ops::Layout::Nt, dims, *bias, *dtype).map(Some)
         }
-        Out::AddedTo(out) => gemm::add_product(gpu, [a, b], ops::Layout::Nt, dims, out).map(|()| None),
+        Place::AddedTo(out) => gemm::add_product(gpu, [a, b], ops::Layout::Nt, dims, out).map(|()| None),
     }
 }
 
@@ -77,7 +77,7 @@ struct Operands {
 
 impl Operands {
     /// By a scale mode of the library's.
-    fn native(&self, gpu: &Gpu, factors: [FactorLayout; 2], out: &Out<'_>) -> Result<Option<Buffer>> {
+    fn native(&self, gpu: &Gpu, factors: [FactorLayout; 2], out: &Place<'_>) -> Result<Option<Buffer>> {
         let Self { op, layouts: [a, b], dims: [m, n, k], .. } = self;
         // Zeros up to the end of a block: its factor exists.
         let depth = if factors[0] == FactorLayout::Outer { MULTIPLE } else { BLOCK };
@@ -93,7 +93,7 @@ impl Operands {
     }
 
     /// With factors of 1, and the rows' factors applied to the sums.
-    fn factors_after(&self, gpu: &Gpu, out: &Out<'_>) -> Result<Option<Buffer>> {
+    fn factors_after(&self, gpu: &Gpu, out: &Place<'_>) -> Result<Option<Buffer>> {
         let Self { op, layouts: [a, b], dims: [m, n, _], .. } = self;
         let codes = self.codes(gpu, MULTIPLE)?;
         let one = gpu.filled_f32(1.0, 1)?;
@@ -105,34 +105,33 @@ impl Operands {
         // SAFETY: operands of the product's extents and types, an output made for it, one factor for both.
         unsafe { gpu.matmul(op, &product, &places) }?;
         let (new, bias) = match out {
-            Out::New { bias, dtype } => (Some(gpu.alloc(*dtype, m * n)?), *bias),
-            Out::AddedTo(_) => (None, None),
+            Place::New { bias, dtype } => (Some(gpu.alloc(*dtype, m * n)?), *bias),
+            Place::AddedTo(_) => (None, None),
         };
         let y = match (&new, out) {
             (Some(new), _) => new,
-            (None, Out::AddedTo(y)) => y,
-            (None, Out::New { .. }) => &sums,
+            (None, Place::AddedTo(y)) => y,
+            (None, Place::New { .. }) => &sums,
         };
         let is_one = |layout: &Layout| i32::from(layout.sharing.blocks().is_none());
-        let kernel = gpu.kernel(Source::Gemm, "gemm_finish_rows")?;
-        let args = args![
-            &sums,
-            product.n as u64,
-            a.scale_inv.cuda(op)?,
-            is_one(a),
-            b.scale_inv.cuda(op)?,
-            is_one(b),
-            bias.map(|bias| bias.cuda(op)).transpose()?,
-            y,
-            (m * n) as u64,
-            *n as u64,
-            bias.map_or(0, |bias| dtype_number(bias.dtype())),
-            dtype_number(y.dtype()),
-            i32::from(new.is_none()),
-        ];
-        // SAFETY: the kernel's parameters (x, ld, a, one_a, b, one_b, bias, y, n, cols, bias_type, y_type, add); x has at least m
-        // rows of ld ≥ n f32, a and b a factor for each row and column or one, y m · n elements of its type, f32 where it is
-        // added to, the bias n.
+        let kernel = gpu.load(kernels::GEMM_FINISH_ROWS)?;
+        let args = kernels::GemmFinishRows {
+            x: In::f32(&sums),
+            ld: product.n as u64,
+            a: In::f32(a.scale_inv.cuda(op)?),
+            one_a: is_one(a),
+            b: In::f32(b.scale_inv.cuda(op)?),
+            one_b: is_one(b),
+            bias: In::void(bias.map(|bias| bias.cuda(op)).transpose()?),
+            y: Out::void(y),
+            n: (m * n) as u64,
+            cols: *n as u64,
+            bias_type: bias.map_or(0, |bias| dtype_number(bias.dtype())),
+            y_type: dtype_number(y.dtype()),
+            add: i32::from(new.is_none()),
+        };
+        // SAFETY: x has at least m rows of ld ≥ n f32, a and b a factor for each row and column or one, y m · n
+        // elements of its type, f32 where it is added to, the bias n.
         unsafe { kernel.launch(gpu, Grid::strided(gpu, (m * n) as u64), &args) }?;
         Ok(new)
     }
@@ -172,7 +171,7 @@ impl Operands {
         codes: &[Tensor; 2],
         factors: [FactorLayout; 2],
         scales: [u64; 2],
-        out: &Out<'_>,
+        out: &Place<'_>,
     ) -> Result<Option<Buffer>> {
         let Self { op, dims: [m, n, _], .. } = *self;
         let product = self.product(codes, factors);
@@ -185,7 +184,7 @@ impl Operands {
             ..Places::default()
         };
         match out {
-            Out::AddedTo(y) => {
+            Place::AddedTo(y) => {
                 let product = Product { accumulate: !is_padded, ..product };
                 let sums = is_padded
                     .then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n)))
@@ -198,7 +197,7 @@ impl Operands {
                 }
                 Ok(None)
             }
-            Out::New { bias, dtype } => {
+            Place::New { bias, dtype } => {
                 // The library adds a bias of 16 bits to an output of the same type.
                 let own_bias = bias.is_none_or(|bias| bias.dtype() == *dtype && *dtype != DType::F32);
                 let is_direct = !is_padded && own_bias;
@@ -238,20 +237,19 @@ fn arranged(
 ) -> Result<Buffer> {
     let (dtype, n) = factors.size(padded_rows, k);
     let out = gpu.alloc(dtype, n)?;
-    let kernel = gpu.kernel(Source::Gemm, "gemm_factors")?;
+    let kernel = gpu.load(kernels::GEMM_FACTORS)?;
     let blocks = layout.sharing.blocks().map_or(-1, blocks_number);
-    let args = args![
-        layout.scale_inv.cuda(op)?,
+    let args = kernels::GemmFactors {
+        scale_inv: In::void(layout.scale_inv.cuda(op)?),
         blocks,
-        rows as u64,
-        k as u64,
-        padded_rows as u64,
-        factors as i32,
-        &out,
-        n as u64
-    ];
-    // SAFETY: the kernel's parameters (scale_inv, blocks, rows, depth, padded_rows, layout, y, n); the factors of such an
-    // operand, room for n of the layout's type.
+        rows: rows as u64,
+        depth: k as u64,
+        padded_rows: padded_rows as u64,
+        layout: factors as i32,
+        y: Out::void(&out),
+        n: n as u64,
+    };
+    // SAFETY: the factors of such an operand, room for n of the layout's type.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64), &args) }?;
     Ok(out)
 }

@@ -6,7 +6,7 @@ use super::gemm_blocks;
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::slot::{self, DeviceScale, Output};
-use super::{Buffer, Gpu, Grid, Source, args};
+use super::{Buffer, Gpu, Grid, In, Out, kernels};
 use crate::ops::{self, Accumulation, product_then_quantize};
 use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
 
@@ -26,7 +26,7 @@ pub(crate) fn gemm_fp8(
         return no_products(gpu, op, bias, [m, n], dtype).map(tensor);
     }
     if has_blocks(a, b) {
-        let out = gemm_blocks::Out::New { bias, dtype };
+        let out = gemm_blocks::Place::New { bias, dtype };
         // A new output was asked for, so there is one.
         return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out)?
             .map_or_else(|| Tensor::zeros(shape, dtype, a.device()), |y| Ok(tensor(y)));
@@ -70,7 +70,7 @@ pub(crate) fn gemm_fp8_accumulate(
         return Ok(());
     }
     if has_blocks(a, b) {
-        let out = gemm_blocks::Out::AddedTo(out);
+        let out = gemm_blocks::Place::AddedTo(out);
         return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out).map(|_| ());
     }
     let operands = Operands::new(gpu, op, a, b)?;
@@ -133,9 +133,15 @@ pub(crate) fn gemm_fp8_quantize(
     // n values.
     unsafe { gpu.matmul(op, &product, &places) }?;
     if let Some(cell) = slot.amax {
-        let kernel = gpu.kernel(Source::Cells, "cells_merge_max")?;
-        // SAFETY: the kernel's parameters (cells, values, n): the slot's cell and the amax, one f32 each.
-        unsafe { kernel.launch(gpu, Grid::strided(gpu, 1), &args![cell.cuda(op)?, &amax, 1u64]) }?;
+        let kernel = gpu.load(kernels::CELLS_MERGE_MAX)?;
+        // SAFETY: the slot's cell and the amax, one f32 each.
+        unsafe {
+            kernel.launch(
+                gpu,
+                Grid::strided(gpu, 1),
+                &kernels::CellsMergeMax { cells: Out::i32(cell.cuda(op)?), values: In::i32(&amax), n: 1 },
+            )
+        }?;
     }
     let operand = output.finish_inverse(gpu)?;
     match operand {

@@ -1,6 +1,6 @@
 //! `grad_norm` on a GPU: one launch over all tensors, one that finishes.
 
-use super::{Gpu, Grid, Source, args, dtype_number};
+use super::{Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::{DType, Device, Result, Shape, Tensor};
 
 const THREADS: u32 = 256;
@@ -23,14 +23,25 @@ pub(crate) fn grad_norm(gpu: &Gpu, grads: &[&Tensor], device: &Device) -> Result
     let blocks = tiles.min(MOST_BLOCKS) as u32;
     let (partial, out) = (gpu.alloc(DType::F32, 6 * blocks as usize)?, gpu.alloc(DType::F32, 1)?);
     let uploaded = gpu.upload(&table)?;
-    let kernel = gpu.kernel(Source::GradNorm, "grad_norm_squares")?;
+    let kernel = gpu.load(kernels::GRAD_NORM_SQUARES)?;
     let grid = Grid { blocks, threads: THREADS, shared: 0 };
-    let args = args![&uploaded, table.len() as u64, tiles, &partial];
-    // SAFETY: the kernel's parameters (table, tensors, tiles, partial); the table names live tensors with their lengths and
-    // types, first tiles rising from 0; `partial` holds six f32 a block.
+    let args = kernels::GradNormSquares {
+        table: In::entry(&uploaded),
+        tensors: table.len() as u64,
+        tiles,
+        partial: Out::f32(&partial),
+    };
+    // SAFETY: the table names live tensors with their lengths and types, first tiles rising from 0; `partial` holds
+    // six f32 a block.
     unsafe { kernel.launch(gpu, grid, &args) }?;
-    let kernel = gpu.kernel(Source::GradNorm, "grad_norm")?;
-    // SAFETY: the kernel's parameters (partial, blocks, out); the first launch wrote six f32 a block, `out` holds one.
-    unsafe { kernel.launch(gpu, Grid { blocks: 1, ..grid }, &args![&partial, u64::from(blocks), &out]) }?;
+    let kernel = gpu.load(kernels::GRAD_NORM)?;
+    // SAFETY: the first launch wrote six f32 a block, `out` holds one.
+    unsafe {
+        kernel.launch(
+            gpu,
+            Grid { blocks: 1, ..grid },
+            &kernels::GradNorm { partial: In::f32(&partial), blocks: u64::from(blocks), out: Out::f32(&out) },
+        )
+    }?;
     Ok(Tensor::from_cuda(out, shape, device))
 }

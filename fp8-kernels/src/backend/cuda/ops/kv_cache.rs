@@ -1,7 +1,7 @@
 //! `kv_cache` on a GPU. A position outside the cache is reported by the device's next synchronising call.
 
 use super::split::unit;
-use super::{Gpu, Grid, Source, args};
+use super::{Gpu, Grid, In, Out, kernels};
 use crate::{Result, Tensor};
 
 pub(crate) fn kv_cache_append(
@@ -24,10 +24,21 @@ pub(crate) fn kv_cache_append(
     let (values, starts) = (new.cuda(op)?, starts.cuda(op)?);
     let lengths = lengths.map(|lengths| lengths.cuda(op)).transpose()?;
     let cache = cache.cuda_mut(name)?;
-    let kernel = gpu.kernel(Source::KvCache, "kv_cache_append")?;
-    let args = args![cache, values, starts, lengths, batch, capacity, seq, width, unit as i32, gpu.fault()];
-    // SAFETY: the kernel's parameters (cache, values, starts, lengths, batch, capacity, seq, width, unit, fault); `cache` has
-    // batch · capacity rows of `width` units and is held by nobody else, `values` batch · seq of them, starts and lengths, if
-    // any, `batch` i32 (checked by `ops::kv_cache_append`); positions outside the cache are not written.
+    let kernel = gpu.load(kernels::KV_CACHE_APPEND)?;
+    let args = kernels::KvCacheAppend {
+        cache: Out::void(cache),
+        values: In::void(values),
+        starts: In::i32(starts),
+        lengths: In::i32(lengths),
+        batch,
+        capacity,
+        seq,
+        width,
+        unit: unit as i32,
+        fault: Out::i64(gpu.fault()),
+    };
+    // SAFETY: `cache` has batch · capacity rows of `width` units and is held by nobody else, `values` batch · seq of
+    // them, starts and lengths, if any, `batch` i32 (checked by `ops::kv_cache_append`); positions outside the cache
+    // are not written.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, items), &args) }
 }

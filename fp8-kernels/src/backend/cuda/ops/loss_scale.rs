@@ -1,6 +1,6 @@
 //! The operations of a loss scale on a GPU. Decisions and factors are made by one thread or one warp, in device memory.
 
-use super::{Buffer, Gpu, Grid, Source, adamw, args, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, adamw, dtype_number, kernels};
 use crate::ops::{AdamWGroup, Factors, LossScale, LossScaleRule, ScaledStep};
 use crate::{Arena, Cell, DType, Fp8Tensor, Result, Tensor};
 
@@ -30,44 +30,55 @@ fn launch_multiply(
     scale: u64,
     inverse: i32,
 ) -> Result<()> {
-    let kernel = gpu.kernel(Source::LossScale, "loss_scale_multiply")?;
-    let args = args![x, y, len as u64, dtype_number(dtype), scale, inverse];
-    // SAFETY: the kernel's parameters (x, y, n, dtype, scale, inverse); x and y have n elements of that type and may be
-    // equal, since each thread reads an element before it writes it; the scale is one f32.
+    let kernel = gpu.load(kernels::LOSS_SCALE_MULTIPLY)?;
+    let args = kernels::LossScaleMultiply {
+        x: In::void(x),
+        y: Out::void(y),
+        n: len as u64,
+        dtype: dtype_number(dtype),
+        scale: In::f32(scale),
+        inverse,
+    };
+    // SAFETY: x and y have n elements of that type and may be equal, since each thread reads an element before it
+    // writes it; the scale is one f32.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }
 }
 
 pub(crate) fn check_finite(gpu: &Gpu, norm: &Tensor, overflow: &Cell) -> Result<()> {
     let op = "check_finite";
-    let kernel = gpu.kernel(Source::LossScale, "loss_scale_check")?;
-    let args = args![norm.cuda(op)?, overflow.cuda(op)?];
-    // SAFETY: the kernel's parameters (norm, overflow), one f32 each (checked by `ops::check_finite`).
+    let kernel = gpu.load(kernels::LOSS_SCALE_CHECK)?;
+    let args =
+        kernels::LossScaleCheck { norm: In::f32(norm.cuda(op)?), overflow: Out::f32(overflow.cuda(op)?) };
+    // SAFETY: one f32 each (checked by `ops::check_finite`).
     unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
 }
 
 pub(crate) fn check_amaxes(gpu: &Gpu, arena: &Arena, overflow: &Cell) -> Result<()> {
     let op = "check_amaxes";
-    let kernel = gpu.kernel(Source::LossScale, "loss_scale_check_amaxes")?;
-    let args = args![arena.cuda_history(op)?, arena.slots() as u64, overflow.cuda(op)?];
-    // SAFETY: the kernel's parameters (row, n, overflow); row 0 of the arena has a f32 for each slot, the cell is one f32.
+    let kernel = gpu.load(kernels::LOSS_SCALE_CHECK_AMAXES)?;
+    let args = kernels::LossScaleCheckAmaxes {
+        row: In::f32(arena.cuda_history(op)?),
+        n: arena.slots() as u64,
+        overflow: Out::f32(overflow.cuda(op)?),
+    };
+    // SAFETY: row 0 of the arena has a f32 for each slot, the cell is one f32.
     unsafe { kernel.launch(gpu, Grid { threads: 256, ..ONE_BLOCK }, &args) }
 }
 
 pub(crate) fn update_loss_scale(gpu: &Gpu, scale: &LossScale, rule: Option<&LossScaleRule>) -> Result<()> {
     let op = "update_loss_scale";
-    let kernel = gpu.kernel(Source::LossScale, "loss_scale_update")?;
+    let kernel = gpu.load(kernels::LOSS_SCALE_UPDATE)?;
     let LossScaleRule { growth_factor, backoff_factor, growth_interval } = rule.copied().unwrap_or_default();
-    let args = args![
-        scale.cell().cuda(op)?,
-        scale.overflow().cuda(op)?,
-        scale.counts().cuda(op)?,
+    let args = kernels::LossScaleUpdate {
+        scale: Out::f32(scale.cell().cuda(op)?),
+        overflow: Out::f32(scale.overflow().cuda(op)?),
+        counts: Out::u64(scale.counts().cuda(op)?),
         growth_factor,
         backoff_factor,
         growth_interval,
-        i32::from(rule.is_some()),
-    ];
-    // SAFETY: the kernel's parameters (scale, overflow, counts, growth_factor, backoff_factor, growth_interval, is_dynamic);
-    // two cells of one f32 and a block of two u64.
+        is_dynamic: i32::from(rule.is_some()),
+    };
+    // SAFETY: two cells of one f32 and a block of two u64.
     unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
 }
 
@@ -87,23 +98,22 @@ pub(crate) fn adamw_groups_scaled(
     let check = adamw::Check { norm: verdict.ptr(), skipped: step.skipped.cuda(op)? };
     let norm = step.norm.map(|norm| norm.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
     let at = (0..groups.len() as u64).map(|group| computed.ptr() + group * size).collect();
-    let kernel = gpu.kernel(Source::LossScale, "loss_scale_factors")?;
+    let kernel = gpu.load(kernels::LOSS_SCALE_FACTORS)?;
     let table = gpu.upload(&addresses)?;
     let decide = || {
-        let args = args![
-            &table,
-            addresses.len() as u64,
-            if step.gradients_are_scaled { scale } else { 0 },
-            overflow,
-            norm,
-            step.updates.counts().cuda(op)?,
-            i32::from(step.loss_scale.is_none()),
-            &computed,
-            &verdict,
-        ];
-        // SAFETY: the kernel's parameters (groups, count, scale, overflow, norm, updates, counts_skipped, factors, verdict);
-        // the table has the address of ten f32 for each group, `computed` holds eight a group; scale, overflow and norm are
-        // null or one f32, updates one u64, all held by the caller.
+        let args = kernels::LossScaleFactors {
+            groups: In::addresses(&table),
+            count: addresses.len() as u64,
+            scale: In::f32(if step.gradients_are_scaled { scale } else { 0 }),
+            overflow: Out::f32(overflow),
+            norm: In::f32(norm),
+            updates: Out::u64(step.updates.counts().cuda(op)?),
+            counts_skipped: i32::from(step.loss_scale.is_none()),
+            factors: Out::f32(&computed),
+            verdict: Out::f32(&verdict),
+        };
+        // SAFETY: the table has the address of ten f32 for each group, `computed` holds eight a group; scale,
+        // overflow and norm are null or one f32, updates one u64, all held by the caller.
         unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
     };
     adamw::update_groups(gpu, groups, at, check, decide)

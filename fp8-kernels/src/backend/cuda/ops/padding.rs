@@ -1,6 +1,6 @@
 //! Codes with zeros around them, in extents that tensor cores take.
 
-use super::{Gpu, Grid, Source, args};
+use super::{Gpu, Grid, In, Out, kernels};
 use crate::{DType, Result, Tensor};
 
 /// Extents that tensor cores take are multiples of this.
@@ -20,10 +20,16 @@ pub(super) fn padded(
         return Ok(codes);
     }
     let out = gpu.alloc(DType::U8, padded_rows.saturating_mul(padded_cols))?;
-    let kernel = gpu.kernel(Source::Gemm, "gemm_pad")?;
-    let args = args![codes.cuda(op)?, rows as u64, cols as u64, &out, padded_rows as u64, padded_cols as u64];
-    // SAFETY: the kernel's parameters (x, rows, cols, y, padded_rows, padded_cols); x has rows · cols codes, y was made for
-    // the padded ones, whose extents are multiples of 16.
+    let kernel = gpu.load(kernels::GEMM_PAD)?;
+    let args = kernels::GemmPad {
+        x: In::u8(codes.cuda(op)?),
+        rows: rows as u64,
+        cols: cols as u64,
+        y: Out::u8(&out),
+        padded_rows: padded_rows as u64,
+        padded_cols: padded_cols as u64,
+    };
+    // SAFETY: x has rows · cols codes, y was made for the padded ones, whose extents are multiples of 16.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, (padded_rows * padded_cols / 16) as u64), &args) }?;
     Ok(Tensor::from_cuda(out, [padded_rows, padded_cols].into(), codes.device()))
 }

@@ -1,7 +1,7 @@
 //! `permute` on a GPU.
 
 use super::split::unit;
-use super::{Gpu, Grid, Source, args};
+use super::{Gpu, Grid, In, Out, kernels};
 use crate::ops::Order;
 use crate::{Result, Shape, Tensor};
 
@@ -22,11 +22,11 @@ pub(crate) fn permute(gpu: &Gpu, x: &Tensor, order: &Order, shape: Shape) -> Res
     let [_, d1, d2, d3, d4, d5] = dims.map(|dim| dim as u64);
     let [s0, s1, s2, s3, s4, s5] = strides.map(|stride| stride as u64);
     let units = x.numel() * size / bytes;
-    let kernel = gpu.kernel(Source::Permute, "permute")?;
-    let args = args![
-        x.cuda("permute")?,
-        &out,
-        units as u64,
+    let kernel = gpu.load(kernels::PERMUTE)?;
+    let args = kernels::Permute {
+        x: In::void(x.cuda("permute")?),
+        y: Out::void(&out),
+        n: units as u64,
         d1,
         d2,
         d3,
@@ -38,10 +38,9 @@ pub(crate) fn permute(gpu: &Gpu, x: &Tensor, order: &Order, shape: Shape) -> Res
         s3,
         s4,
         s5,
-        bytes as i32
-    ];
-    // SAFETY: the kernel's parameters (x, y, n, d1 … d5, s0 … s5, unit); both have n units of so many bytes, and the order
-    // names each unit of x once.
+        unit: bytes as i32,
+    };
+    // SAFETY: both have n units of so many bytes, and the order names each unit of x once.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, units as u64), &args) }?;
     Ok(Tensor::from_cuda(out, shape, x.device()))
 }

@@ -6,7 +6,10 @@ use super::blocks::{self, Values};
 use super::reduce::{self, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::{run, strips, tiles};
-use super::{Buffer, Gpu, Grid, Joined, Source, amax, args, dtype_number, format_number, launch, transpose};
+use super::{
+    Buffer, Gpu, Grid, In, Joined, Out, Source, amax, args, dtype_number, format_number, kernels, launch,
+    transpose,
+};
 use crate::{BlockRule, DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::Blocks;
 
@@ -88,10 +91,15 @@ pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Resul
         let run = run(gpu, first_tile);
         let grid = Grid::new(op, first_tile.div_ceil(run) as u64, THREADS)?;
         let entries = launch::count(op, table.len())?;
-        let kernel = gpu.kernel(Source::Quantize, "quantize_many")?;
-        let args = args![&uploaded, entries, first_tile as u64, run as u64];
-        // SAFETY: the kernel's parameters (table, entries, tiles, run); each entry names a live tensor of rows · cols elements
-        // of its type, outputs of as many codes, cells of its slot and the first of its tiles, which rise from 0.
+        let kernel = gpu.load(kernels::QUANTIZE_MANY)?;
+        let args = kernels::QuantizeMany {
+            table: In::u64(&uploaded),
+            entries,
+            tiles: first_tile as u64,
+            run: run as u64,
+        };
+        // SAFETY: each entry names a live tensor of rows · cols elements of its type, outputs of as many codes, cells
+        // of its slot and the first of its tiles, which rise from 0.
         unsafe { kernel.launch(gpu, grid, &args) }?;
     }
     let finish = |done| match done {
@@ -122,8 +130,7 @@ fn by_blocks(
     blocks::quantize(gpu, &values, slot, rule, |grid, sink| {
         let kernel = gpu.kernel(Source::Quantize, "quantize_blocks")?;
         let own = args![x.cuda(op)?, dtype_number(dtype), rows as u64, cols as u64];
-        // SAFETY: the kernel's parameters (x, dtype, rows, cols, BLOCK_PARAMS); x holds rows · cols elements, the rest is what
-        // `blocks` made for such a matrix.
+        // SAFETY: x holds rows · cols elements, the rest is what `blocks` made for such a matrix.
         unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
     })
 }
@@ -134,12 +141,20 @@ fn dequantize_blocks(gpu: &Gpu, x: &Fp8Tensor, blocks: Blocks, dtype: DType) -> 
     let layout = x.rowwise_layout(op)?;
     let (n, cols) = (layout.codes.numel(), x.matrix()[1] as u64);
     let out = gpu.alloc(dtype, n)?;
-    let kernel = gpu.kernel(Source::Quantize, "dequantize_blocks")?;
+    let kernel = gpu.load(kernels::DEQUANTIZE_BLOCKS)?;
     let (codes, factors) = (layout.codes.cuda(op)?, layout.scale_inv.cuda(op)?);
     let (format, number) = (format_number(x.encoding()), blocks::blocks_number(blocks));
-    let args = args![codes, n as u64, cols, format, number, factors, &out, dtype_number(dtype)];
-    // SAFETY: the kernel's parameters (codes, n, cols, format, blocks, scale_inv, out, dtype); n codes of rows of cols, the
-    // factors of such a matrix, room for n elements.
+    let args = kernels::DequantizeBlocks {
+        codes: In::u8(codes),
+        n: n as u64,
+        cols,
+        format,
+        blocks: number,
+        scale_inv: In::void(factors),
+        out: Out::void(&out),
+        dtype: dtype_number(dtype),
+    };
+    // SAFETY: n codes of rows of cols, the factors of such a matrix, room for n elements.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64), &args) }?;
     Ok(Tensor::from_cuda(out, *x.shape(), x.device()))
 }
@@ -160,11 +175,18 @@ pub(crate) fn dequantize(gpu: &Gpu, x: &Fp8Tensor, dtype: DType) -> Result<Tenso
     };
     let n = codes.numel() as u64;
     let out = gpu.alloc(dtype, codes.numel())?;
-    let kernel = gpu.kernel(Source::Quantize, "dequantize")?;
+    let kernel = gpu.load(kernels::DEQUANTIZE)?;
     let grid = Grid { blocks: gpu.blocks(n, u64::from(THREADS) * 8, 16), threads: THREADS, shared: 0 };
     let format = format_number(x.encoding());
-    let args = args![codes.cuda(op)?, n, format, x.scale_inv().cuda(op)?, &out, dtype_number(dtype)];
-    // SAFETY: the kernel's parameters (codes, n, format, scale_inv, out, dtype); n codes, one factor, room for n elements.
+    let args = kernels::Dequantize {
+        codes: In::u8(codes.cuda(op)?),
+        n,
+        format,
+        scale_inv: In::f32(x.scale_inv().cuda(op)?),
+        out: Out::void(&out),
+        dtype: dtype_number(dtype),
+    };
+    // SAFETY: n codes, one factor, room for n elements.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(Tensor::from_cuda(out, *x.shape(), x.device()))
 }
@@ -202,8 +224,8 @@ fn flat(gpu: &Gpu, op: &'static str, x: &Tensor, output: &Output<'_>) -> Result<
         output.amax(op)?,
         output.counters(op)?,
     ];
-    // SAFETY: the kernel's parameters (x, n, codes, format, scale, scale_inv, amax, counters); x holds n elements of the
-    // kernel's type (checked by `ops`), codes n bytes; cells are alive: their slot is borrowed.
+    // SAFETY: x holds n elements of the kernel's type (checked by `ops`), codes n bytes; cells are alive: their slot
+    // is borrowed.
     unsafe { kernel.launch(gpu, grid, &args) }
 }
 
@@ -215,25 +237,24 @@ fn by_tiles(
     partial: Option<&Buffer>,
 ) -> Result<()> {
     let [rows, cols] = x.shape().matrix();
-    let kernel = gpu.kernel(Source::Quantize, "quantize_tiles")?;
+    let kernel = gpu.load(kernels::QUANTIZE_TILES)?;
     let (grid, run) = strips(gpu, op, rows, cols)?;
-    let args = args![
-        x.cuda(op)?,
-        dtype_number(x.dtype()),
-        rows as u64,
-        cols as u64,
+    let args = kernels::QuantizeTiles {
+        x: In::void(x.cuda(op)?),
+        dtype: dtype_number(x.dtype()),
+        rows: rows as u64,
+        cols: cols as u64,
         run,
-        output.rowwise(),
-        output.columnwise(),
-        output.format(),
-        output.scale(),
-        output.scale_inv(),
-        output.amax(op)?,
-        output.counters(op)?,
-        partial,
-    ];
-    // SAFETY: the kernel's parameters (x, dtype, rows, cols, run, codes, columnwise, format, scale, scale_inv, amax,
-    // counters, partial_sums); x and both codes hold rows · cols elements, partial sums a row for each row of tiles; the
-    // blocks are those of this run; cells are alive: their slot is borrowed.
+        codes: Out::u8(output.rowwise()),
+        columnwise: Out::u8(output.columnwise()),
+        format: output.format(),
+        scale: In::f32(output.scale()),
+        scale_inv: Out::f32(output.scale_inv()),
+        amax: Out::i32(output.amax(op)?),
+        counters: Out::u64(output.counters(op)?),
+        partial_sums: Out::f32(partial),
+    };
+    // SAFETY: x and both codes hold rows · cols elements, partial sums a row for each row of tiles; the blocks are
+    // those of this run; cells are alive: their slot is borrowed.
     unsafe { kernel.launch(gpu, grid, &args) }
 }

@@ -1,7 +1,7 @@
 //! `sum`, `mean`, `max` and `column_sums` on a GPU: partial results of blocks, then one launch that adds them in order.
 
 use super::tiles::{self, TILE, tiles};
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::{DType, Result, Shape, Tensor};
 
 const THREADS: u32 = 256;
@@ -20,14 +20,30 @@ pub(crate) fn mean(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
 
 pub(crate) fn max(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let (blocks, values) = (blocks(x), x.cuda("max")?);
-    let kernel = gpu.kernel(Source::Reduce, "reduce_max")?;
+    let kernel = gpu.load(kernels::REDUCE_MAX)?;
     let (partial, out) = (gpu.alloc(DType::F32, blocks as usize)?, gpu.alloc(DType::F32, 1)?);
     let first = if blocks == 1 { &out } else { &partial };
     let grid = Grid { blocks, threads: THREADS, shared: 0 };
-    // SAFETY: the kernel's parameters (x, dtype, n, out); x holds n elements of that type, `out` one f32 a block.
-    unsafe { kernel.launch(gpu, grid, &args![values, dtype_number(x.dtype()), x.numel() as u64, first]) }?;
+    // SAFETY: x holds n elements of that type, `out` one f32 a block.
+    unsafe {
+        kernel.launch(
+            gpu,
+            grid,
+            &kernels::ReduceMax {
+                x: In::void(values),
+                dtype: dtype_number(x.dtype()),
+                n: x.numel() as u64,
+                out: Out::f32(first),
+            },
+        )
+    }?;
     if blocks > 1 {
-        let args = args![&partial, dtype_number(DType::F32), u64::from(blocks), &out];
+        let args = kernels::ReduceMax {
+            x: In::void(&partial),
+            dtype: dtype_number(DType::F32),
+            n: u64::from(blocks),
+            out: Out::f32(&out),
+        };
         // SAFETY: as above, for the first launch's f32 and a single block.
         unsafe { kernel.launch(gpu, Grid { blocks: 1, ..grid }, &args) }?;
     }
@@ -39,11 +55,16 @@ pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let pieces = column_pieces(rows);
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
     if pieces * cols > 0 {
-        let kernel = gpu.kernel(Source::Reduce, "reduce_columns")?;
+        let kernel = gpu.load(kernels::REDUCE_COLUMNS)?;
         let grid = tiles::grid(gpu, tiles(rows, cols), 8);
-        let args = args![x.cuda("column_sums")?, dtype_number(x.dtype()), rows as u64, cols as u64, &partial];
-        // SAFETY: the kernel's parameters (x, dtype, rows, cols, partial); x holds rows · cols elements of that type, and
-        // there is one partial row for each TILE[0] rows.
+        let args = kernels::ReduceColumns {
+            x: In::void(x.cuda("column_sums")?),
+            dtype: dtype_number(x.dtype()),
+            rows: rows as u64,
+            cols: cols as u64,
+            partial: Out::f32(&partial),
+        };
+        // SAFETY: x holds rows · cols elements of that type, and there is one partial row for each TILE[0] rows.
         unsafe { kernel.launch(gpu, grid, &args) }?;
     }
     let sums = finish_columns(gpu, "column_sums", &partial, pieces, cols)?;
@@ -67,12 +88,17 @@ pub(super) fn finish_columns(
         return gpu.zeros(DType::F32, cols);
     }
     let sums = gpu.alloc(DType::F32, cols)?;
-    let kernel = gpu.kernel(Source::Reduce, "reduce_columns_finish")?;
+    let kernel = gpu.load(kernels::REDUCE_COLUMNS_FINISH)?;
     let lanes = cols.next_power_of_two().clamp(1, 32);
     let grid = Grid::new(op, cols.div_ceil(lanes) as u64, THREADS)?;
-    let args = args![partial, pieces as u64, cols as u64, lanes as i32, &sums];
-    // SAFETY: the kernel's parameters (partial, pieces, cols, lanes, out); the caller's buffer holds pieces · cols f32,
-    // `out` cols, and the blocks cover all columns.
+    let args = kernels::ReduceColumnsFinish {
+        partial: In::f32(partial),
+        pieces: pieces as u64,
+        cols: cols as u64,
+        lanes: lanes as i32,
+        out: Out::f32(&sums),
+    };
+    // SAFETY: the caller's buffer holds pieces · cols f32, `out` cols, and the blocks cover all columns.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(sums)
 }
@@ -85,15 +111,26 @@ fn total(gpu: &Gpu, x: &Tensor, divisor: f32) -> Result<Tensor> {
     let (blocks, values, len) = (blocks(x), x.cuda("sum")?, x.numel() as u64);
     let (partial, out) = (gpu.alloc(DType::F32, 2 * blocks as usize)?, gpu.alloc(DType::F32, 1)?);
     let grid = Grid { blocks, threads: THREADS, shared: 0 };
-    let kernel = gpu.kernel(Source::Reduce, "reduce_sum")?;
-    let args = args![values, dtype_number(x.dtype()), len, &partial, &out, divisor];
-    // SAFETY: the kernel's parameters (x, dtype, n, partial, out, divisor); x holds n elements of that type, `partial` two
-    // f32 a block, `out` one.
+    let kernel = gpu.load(kernels::REDUCE_SUM)?;
+    let args = kernels::ReduceSum {
+        x: In::void(values),
+        dtype: dtype_number(x.dtype()),
+        n: len,
+        partial: Out::f32(&partial),
+        out: Out::f32(&out),
+        divisor,
+    };
+    // SAFETY: x holds n elements of that type, `partial` two f32 a block, `out` one.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     if blocks > 1 {
-        let kernel = gpu.kernel(Source::Reduce, "reduce_sum_finish")?;
-        let args = args![&partial, u64::from(blocks), &out, divisor];
-        // SAFETY: the kernel's parameters (partial, blocks, out, divisor); the first launch wrote two f32 a block.
+        let kernel = gpu.load(kernels::REDUCE_SUM_FINISH)?;
+        let args = kernels::ReduceSumFinish {
+            partial: In::f32(&partial),
+            blocks: u64::from(blocks),
+            out: Out::f32(&out),
+            divisor,
+        };
+        // SAFETY: the first launch wrote two f32 a block.
         unsafe { kernel.launch(gpu, Grid { blocks: 1, ..grid }, &args) }?;
     }
     Ok(Tensor::from_cuda(out, shape, x.device()))

@@ -1,6 +1,6 @@
 //! `rope` on a GPU.
 
-use super::{Gpu, Grid, Source, args, dtype_number};
+use super::{Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{Positions, RopeTable};
 use crate::{Result, Tensor};
 
@@ -18,7 +18,7 @@ pub(crate) fn rope(
     let [sequence, heads] = [1, 2].map(|dim| x.shape().get(dim).copied().unwrap_or(1));
     let rows = x.numel() / (2 * half).max(1);
     let y = gpu.alloc(x.dtype(), x.numel())?;
-    let kernel = gpu.kernel(Source::Rope, "rope")?;
+    let kernel = gpu.load(kernels::ROPE)?;
     // As the kernel: eight pairs of a row at a time, or one.
     let pieces = if half.is_multiple_of(8) { half / 8 } else { half };
     let (start, of) = match positions {
@@ -31,11 +31,25 @@ pub(crate) fn rope(
     let direction = if back { -1.0f32 } else { 1.0 };
     let (dtype, grid) = (dtype_number(x.dtype()), Grid::strided(gpu, rows * pieces as u64));
     let fault = gpu.fault();
-    let args =
-        args![values, &y, cos, sin, of, rows, sequence, heads, half, start, limit, dtype, direction, fault];
-    // SAFETY: the kernel's parameters (x, y, cos, sin, positions, rows, sequence, heads, half, start, limit, dtype, direction,
-    // fault); x and y have rows · 2 · half elements of that type, both tables `limit` rows of half f32, at least start +
-    // sequence (checked by `ops::rope`, as is that there is a position for each token, if any); others are reported.
+    let args = kernels::Rope {
+        x: In::void(values),
+        y: Out::void(&y),
+        cos: In::f32(cos),
+        sin: In::f32(sin),
+        positions: In::i32(of),
+        rows,
+        sequence,
+        heads,
+        half,
+        start,
+        limit,
+        dtype,
+        direction,
+        fault: Out::i64(fault),
+    };
+    // SAFETY: x and y have rows · 2 · half elements of that type, both tables `limit` rows of half f32, at least
+    // start + sequence (checked by `ops::rope`, as is that there is a position for each token, if any); others are
+    // reported.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }

@@ -1,6 +1,6 @@
 //! `sample` on a GPU: a block for each row.
 
-use super::{Buffer, Gpu, Grid, Source, args, dropout, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, dropout, dtype_number, kernels};
 use crate::ops::Sampling;
 use crate::{DType, DropoutDraw, Result, Shape, Tensor};
 
@@ -19,10 +19,15 @@ pub(crate) fn sample(
     let grid = Grid { blocks: gpu.blocks(rows, 1, 4), threads, shared: 0 };
     match sampling {
         None => {
-            let kernel = gpu.kernel(Source::Sample, "sample_largest")?;
-            let args = args![values, dtype, rows, vocabulary, &out];
-            // SAFETY: the kernel's parameters (logits, dtype, rows, vocabulary, out); rows · vocabulary elements of that type
-            // and one i32 a row.
+            let kernel = gpu.load(kernels::SAMPLE_LARGEST)?;
+            let args = kernels::SampleLargest {
+                logits: In::void(values),
+                dtype,
+                rows,
+                vocabulary,
+                out: Out::i32(&out),
+            };
+            // SAFETY: rows · vocabulary elements of that type and one i32 a row.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
         Some((sampling, draw)) => {
@@ -31,12 +36,22 @@ pub(crate) fn sample(
             let top_k = sampling.top_k.map_or(0, u64::from);
             let (has_top_p, top_p) = sampling.top_p.map_or((0, 0), |p| (1, p));
             let (factor, first) = (sampling.factor, draw.first);
-            let kernel = gpu.kernel(Source::Sample, "sample")?;
-            let args =
-                args![values, dtype, rows, vocabulary, factor, top_k, has_top_p, top_p, &key, first, &out];
-            // SAFETY: the kernel's parameters (logits, dtype, rows, vocabulary, factor, top_k, has_top_p, top_p, key, first,
-            // out); as above, with top_k less than the vocabulary (checked by `ops::sample`), and two u64 of the key, freed
-            // behind the launch.
+            let kernel = gpu.load(kernels::SAMPLE)?;
+            let args = kernels::Sample {
+                logits: In::void(values),
+                dtype,
+                rows,
+                vocabulary,
+                factor,
+                top_k,
+                has_top_p,
+                top_p,
+                key: In::dropout_key(&key),
+                first,
+                out: Out::i32(&out),
+            };
+            // SAFETY: as above, with top_k less than the vocabulary (checked by `ops::sample`), and two u64 of the
+            // key, freed behind the launch.
             unsafe { kernel.launch(gpu, grid, &args) }?;
         }
     }

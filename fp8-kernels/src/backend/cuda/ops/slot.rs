@@ -4,7 +4,7 @@
 //! policy is the exception, since it runs on the host.
 
 use super::rule::RuleArgs;
-use super::{Buffer, Gpu, Grid, Source, args, format_number};
+use super::{Buffer, Gpu, Grid, In, Out, format_number, kernels};
 use crate::{
     Cell, DType, Device, Error, Fp8Tensor, Operand, REST, Result, Scale, Shape, Slot, Tensor, TransposePolicy,
 };
@@ -81,10 +81,19 @@ pub(super) fn launch_scale(
     scale: u64,
 ) -> Result<()> {
     let RuleArgs { kind, fp8_max, scaled_max, margin, epsilon } = rule;
-    let kernel = gpu.kernel(Source::Quantize, "quantize_scale")?;
-    let args = args![cell, i32::from(keep), amax, kind, fp8_max, scaled_max, margin, epsilon, scale];
-    // SAFETY: the kernel's parameters (cell, keep, amax, kind, fp8_max, scaled_max, margin, epsilon, scale); cell is null or
-    // an f32, amax and scale are one f32 each, as the caller says.
+    let kernel = gpu.load(kernels::QUANTIZE_SCALE)?;
+    let args = kernels::QuantizeScale {
+        cell: Out::f32(cell),
+        keep: i32::from(keep),
+        amax: In::f32(amax),
+        kind,
+        fp8_max,
+        scaled_max,
+        margin,
+        epsilon,
+        scale: Out::f32(scale),
+    };
+    // SAFETY: cell is null or an f32, amax and scale are one f32 each, as the caller says.
     unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 32, shared: 0 }, &args) }
 }
 
@@ -222,10 +231,18 @@ impl<'a> Output<'a> {
     /// a library made.
     pub(super) fn finish_inverse(self, gpu: &Gpu) -> Result<Operand> {
         if let Buffers::Fp8 { scale, scale_inv, .. } = &self.buffers {
-            let kernel = gpu.kernel(Source::Quantize, "quantize_f32")?;
-            let args = args![0u64, 0u64, 0u64, 0i32, scale.address, scale_inv, 0u64, 0u64];
-            // SAFETY: the kernel's parameters (x, n, codes, format, scale, scale_inv, amax, counters); n is 0, the scale and
-            // its inverse are one f32 each.
+            let kernel = gpu.load(kernels::QUANTIZE_F32)?;
+            let args = kernels::Quantize {
+                x: In::void(0),
+                n: 0,
+                codes: Out::u8(0),
+                format: 0,
+                scale: In::f32(scale.address),
+                scale_inv: Out::f32(scale_inv),
+                amax: Out::i32(0),
+                counters: Out::u64(0),
+            };
+            // SAFETY: n is 0, the scale and its inverse are one f32 each.
             unsafe { kernel.launch(gpu, Grid { blocks: 1, threads: 256, shared: 0 }, &args) }?;
         }
         Ok(self.finish())

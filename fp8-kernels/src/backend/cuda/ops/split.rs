@@ -1,6 +1,6 @@
 //! `split` and `concat` on a GPU: one copy of a range of columns per part.
 
-use super::{Buffer, Gpu, Grid, Source, args};
+use super::{Buffer, Gpu, Grid, In, Out, kernels};
 use crate::{Result, Shape, Tensor};
 
 /// A range of columns in a matrix: the distance between its rows, and the offset of the first column; in elements.
@@ -22,11 +22,21 @@ fn copy(gpu: &Gpu, [x, y]: [&Buffer; 2], [rows, width]: [usize; 2], [from, to]: 
     let unit = unit(&bytes);
     let [width, x_pitch, x_offset, y_pitch, y_offset] = bytes.map(|bytes| (bytes / unit) as u64);
     let rows = rows as u64;
-    let kernel = gpu.kernel(Source::Split, "split_copy")?;
-    let args = args![x, y, rows, width, x_pitch, x_offset, y_pitch, y_offset, unit as i32];
-    // SAFETY: the kernel's parameters (x, y, rows, width, x_pitch, x_offset, y_pitch, y_offset, unit), in units of which
-    // each number is a whole one and to which a buffer's start is aligned; offset + width ≤ pitch on either side, and
-    // both have `rows` rows of their pitch: one is the whole matrix, the other a part of it.
+    let kernel = gpu.load(kernels::SPLIT_COPY)?;
+    let args = kernels::SplitCopy {
+        x: In::void(x),
+        y: Out::void(y),
+        rows,
+        width,
+        x_pitch,
+        x_offset,
+        y_pitch,
+        y_offset,
+        unit: unit as i32,
+    };
+    // SAFETY: in units of which each number is a whole one and to which a buffer's start is aligned; offset + width ≤
+    // pitch on either side, and both have `rows` rows of their pitch: one is the whole matrix, the other a part of
+    // it.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, rows * width), &args) }
 }
 

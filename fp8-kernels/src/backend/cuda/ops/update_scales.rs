@@ -1,7 +1,7 @@
 //! `update_scales` on a GPU: one launch for an arena; where a user's function decides, on copies in host memory.
 
 use super::rule::RuleArgs;
-use super::{Gpu, Grid, Source, args};
+use super::{Gpu, Grid, Out, kernels};
 use crate::backend::cpu::update_scales::{Table, recompute};
 use crate::ops::{AmaxRule, ScaleUpdate};
 use crate::{Arena, Result};
@@ -32,34 +32,32 @@ pub(crate) fn update_scales(gpu: &Gpu, arena: &mut Arena, update: &ScaleUpdate<'
     let history = arena.cuda_history(op)?;
     let scales = [arena.scale_cells().cuda(op)?, arena.cast_scale_cells().cuda(op)?];
     let (clock, last_updates) = arena.update_counts();
-    let kernel = gpu.kernel(Source::UpdateScales, "update_scales")?;
-    let args = args![
-        history,
-        scales[0],
-        scales[1],
-        arena.skipped_counts().cuda(op)?,
-        clock.cuda(op)?,
-        last_updates.cuda(op)?,
+    let kernel = gpu.load(kernels::UPDATE_SCALES)?;
+    let args = kernels::UpdateScales {
+        history: Out::f32(history),
+        scale: Out::f32(scales[0]),
+        cast_scale: Out::f32(scales[1]),
+        skipped: Out::u64(arena.skipped_counts().cuda(op)?),
+        clock: Out::u64(clock.cuda(op)?),
+        last_updates: Out::u64(last_updates.cuda(op)?),
         slots,
         rows,
-        arena.options().rest,
-        i32::from(recompute(arena, update)),
-        newest,
+        rest: arena.options().rest,
+        recompute: i32::from(recompute(arena, update)),
+        counted: newest,
         decay,
-        i32::from(update.record_non_finite),
-        rule.kind,
-        rule.fp8_max,
-        rule.scaled_max,
-        rule.margin,
-        rule.epsilon,
-    ];
+        record_non_finite: i32::from(update.record_non_finite),
+        kind: rule.kind,
+        largest: rule.fp8_max,
+        scaled_max: rule.scaled_max,
+        margin: rule.margin,
+        epsilon: rule.epsilon,
+    };
     // A thread takes eight rows at a time; a short window needs few threads.
     let threads = rows.clamp(1, 1024).next_multiple_of(32) as u32;
     let grid = Grid::new(op, slots.div_ceil(SLOTS_PER_BLOCK), threads)?;
-    // SAFETY: the kernel's parameters (history, scale, cast_scale, skipped, clock, last_updates, slots, rows, rest, recompute,
-    // counted, decay, record_non_finite, kind, largest, scaled_max, margin, epsilon); the arena's blocks hold rows · slots f32,
-    // twice slots f32 and three times slots u64. Arenas that share a clock have its device, whose stream runs their updates
-    // one by one.
+    // SAFETY: the arena's blocks hold rows · slots f32, twice slots f32 and three times slots u64. Arenas that share
+    // a clock have its device, whose stream runs their updates one by one.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     arena.finish_update();
     arena.refresh_known();

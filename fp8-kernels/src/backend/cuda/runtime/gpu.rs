@@ -5,13 +5,14 @@ use super::capture::Recorded;
 use super::context::{self, Context};
 use super::environment::Environment;
 use super::fault::Decode;
-use super::launch::Kernel;
+use super::launch::{Entry, Kernel, TypedKernel};
 use super::loader::{self, Libraries};
 use super::matmul::Blas;
 use super::memory::Memory;
 use super::module::{KernelFile, Modules};
 use super::nvrtc::Nvrtc;
 use super::options::CudaOptions;
+use super::parameters::Parameter;
 use super::product::{Places, Product};
 use super::queue::Queue;
 use super::tuning::GemmTuning;
@@ -91,6 +92,12 @@ impl Gpu {
     pub(crate) fn kernel(&self, source: impl KernelFile, name: &'static str) -> Result<Kernel> {
         self.ready()?;
         self.0.modules.lock().kernel(self, &source, name)
+    }
+
+    /// The same for a kernel whose parameters are known.
+    pub(crate) fn load<P: Parameter>(&self, entry: Entry<P>) -> Result<TypedKernel<P>> {
+        self.ready()?;
+        self.0.modules.lock().kernel(self, entry.file, entry.name).map(TypedKernel::new)
     }
 
     /// The version of cuBLAS, `130100` for 13.1.0, or 0 if it cannot be loaded.

@@ -2,15 +2,17 @@
 
 use super::context::Context;
 use super::memory::Buffer;
+use super::module::KernelFile;
+use super::parameters::{List, MAX_PARAMETERS, Parameter};
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The most parameters a kernel here has.
-const MAX_ARGS: usize = 32;
+const MAX_ARGS: usize = MAX_PARAMETERS;
 /// Bytes of dynamic shared memory that every kernel may have; more must be asked for once per function.
 const SHARED_BYTES: u32 = 48 << 10;
 
@@ -149,6 +151,51 @@ impl Deref for Joined {
     }
 }
 
+/// A kernel file's kernel with the parameters `P`.
+pub(crate) struct Entry<P> {
+    pub(super) file: &'static dyn KernelFile,
+    pub(super) name: &'static str,
+    parameters: PhantomData<fn() -> P>,
+}
+
+impl<P> Entry<P> {
+    pub(crate) const fn new(file: &'static dyn KernelFile, name: &'static str) -> Self {
+        Self { file, name, parameters: PhantomData }
+    }
+}
+
+impl<P> Clone for Entry<P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for Entry<P> {}
+
+/// A loaded kernel with the parameters `P`.
+pub(crate) struct TypedKernel<P> {
+    kernel: Kernel,
+    parameters: PhantomData<fn() -> P>,
+}
+
+impl<P: Parameter> TypedKernel<P> {
+    pub(super) const fn new(kernel: Kernel) -> Self {
+        Self { kernel, parameters: PhantomData }
+    }
+
+    /// Enqueues the kernel on the device's stream.
+    ///
+    /// # Safety
+    /// Each address names memory of the device that holds as much as the kernel reads and has room for what it writes, on
+    /// its stream.
+    pub(crate) unsafe fn launch(&self, context: &Context, grid: Grid, parameters: &P) -> Result<()> {
+        let mut list = List::new();
+        parameters.list(&mut list);
+        // SAFETY: the list is that of the kernel's signature; the caller vouches for the memory.
+        unsafe { self.kernel.launch_list(context, grid, list) }
+    }
+}
+
 /// A loaded function. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel {
@@ -223,6 +270,41 @@ impl Kernel {
             )
         };
         status.result().map_err(|error| context.driver_error("cuLaunchKernel", self.name, error))
+    }
+
+    /// The same with a list of parameters.
+    unsafe fn launch_list(&self, context: &Context, grid: Grid, mut list: List<'_>) -> Result<()> {
+        if grid.blocks == 0 {
+            return Ok(());
+        }
+        self.check_list(&list)?;
+        self.allow_shared(context, grid.shared)?;
+        let Grid { blocks, threads, shared } = grid;
+        let (stream, places) = (context.raw_stream(), list.places.as_mut_ptr());
+        let none = std::ptr::null_mut();
+        // SAFETY: the function is loaded in the context that is current; each place is that of a parameter which lives
+        // through the call and has its size (checked above); the caller vouches for the rest.
+        let status = unsafe {
+            sys::cuLaunchKernel(self.function.0, blocks, 1, 1, threads, 1, 1, shared, stream, places, none)
+        };
+        status.result().map_err(|error| context.driver_error("cuLaunchKernel", self.name, error))
+    }
+
+    fn check_list(&self, list: &List<'_>) -> Result<()> {
+        match list.sizes.get(..list.len) {
+            Some(sizes) if *sizes == *self.parameters => Ok(()),
+            sizes => Err(Error::Driver {
+                call: "cuLaunchKernel",
+                op: self.name.to_owned(),
+                code: 1,
+                text: format!(
+                    "{} arguments of {:?} bytes do not fit the kernel's {:?}: the compiled kernel is not this version's",
+                    list.len,
+                    sizes.unwrap_or_default(),
+                    self.parameters
+                ),
+            }),
+        }
     }
 
     fn check(&self, args: &[Arg]) -> Result<()> {
