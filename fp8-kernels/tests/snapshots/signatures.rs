@@ -28,13 +28,16 @@ type Macros<'a> = BTreeMap<&'a str, Macro<'a>>;
 /// A name and a Rust type.
 type Field = (String, String);
 
+/// A list of parameters, and the file and the name of each kernel that has it.
+type ListOfKernels = (Vec<Field>, Vec<(String, String)>);
+
 /// The lists of parameters of all programs, and the kernels that have each.
 #[derive(Default)]
 struct Signatures {
     groups: BTreeMap<String, Vec<Field>>,
     /// Types that kernel files define.
     pointees: Vec<String>,
-    lists: Vec<(Vec<Field>, Vec<(String, String)>)>,
+    lists: Vec<ListOfKernels>,
 }
 
 /// Returns the file of signatures for these programs: the stem of each kernel file, with its text behind its headers'.

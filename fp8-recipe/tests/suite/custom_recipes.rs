@@ -52,6 +52,13 @@ fn mean() -> Recipe {
     Recipe::custom(Mean::default())
 }
 
+#[test]
+fn all_gemms_of_a_layer_run_in_fp8() {
+    let mut scaling = scaling(&["fc"]);
+    let gemms = scaling.autocast(&mean()).unwrap().fp8_gemms(&input("fc"));
+    assert_eq!([gemms.fprop, gemms.dgrad, gemms.wgrad], [true; 3]);
+}
+
 /// A stateless recipe from a function, which may return anything or panic.
 struct Function<F>(F);
 

@@ -7,6 +7,7 @@ mod agreement;
 mod support;
 
 mod amax_rules;
+mod attention_slots;
 mod by_name;
 mod custom_recipes;
 mod dropped_slots;

@@ -21,6 +21,7 @@ pub(super) const CRATES: [(&str, &[Suite]); 3] = [
         &[
             Suite { package: "fp8-recipe", targets: &["suite"], arguments: &[] },
             Suite { package: "fp8-recipe", targets: &["suite_on_gpu", "launches_on_gpu"], arguments: &[] },
+            Suite { package: "fp8-recipe", targets: &["lib"], arguments: &[] },
             Suite { package: "fp8-dist", targets: &["dist"], arguments: &[] },
         ],
     ),
