@@ -19,7 +19,7 @@ use crate::{Error, ProcessGroup, Result};
 use fp8_kernels::{Operand, Slot, Tensor};
 
 /// Quantizes the shards of a tensor and gathers the codes: returns the whole tensor in FP8 on every rank. The result has the same
-/// bytes as [`ops::quantize`] of the concatenated tensor.
+/// bytes as [`ops::quantize`](fp8_kernels::ops::quantize()) of the concatenated tensor.
 ///
 /// Each rank passes some rows of the tensor, in rank order. Shards are f32, bf16 or f16, the same on all ranks. They may differ in
 /// dimension 0, which may be 0, but not in the other dimensions. `slot` determines the format and the scale:
@@ -37,7 +37,7 @@ use fp8_kernels::{Operand, Slot, Tensor};
 /// read nothing from the device and exchange nothing between hosts, so they can be recorded in a graph. The devices then compare
 /// calls and scales (and reduce the amax of current scaling); if they differ, the next call that waits for the device returns the
 /// error. Use a name of its own for each tensor: a name must keep its slot and shape. The hosts compare again when the slot has
-/// another name or [`Cell`], or when the host has unset its scale, as loading a state may; this must happen on all ranks together.
+/// another name or [`Cell`](fp8_kernels::Cell), or when the host has unset its scale, as loading a state may; this must happen on all ranks together.
 ///
 /// ```
 /// use fp8_dist::{local, quantized_all_gather};

@@ -205,7 +205,7 @@ fn the_weight_that_dgrad_reads_has_one_scale() {
         assert_eq!(factors(x8.scale_inv()), [power(3.0), power(0.001)]);
     }
     assert_eq!(factors(weight.columnwise_scale_inv().unwrap()), [power(3.0)]);
-    assert_eq!(factors(input.columnwise_scale_inv().unwrap()), [power(1.0), power(3.0)]); // the columns
+    assert!(input.columnwise().is_none(), "wgrad, which alone would read it, runs in high precision");
 }
 
 /// The layouts that a GEMM reads determine whether it can multiply its operands.
