@@ -7,14 +7,14 @@ use fp8_kernels::{Operand, Tensor};
 
 impl Forward<'_> {
     /// Returns whether layers pass their tensors to [`measure_sqnr`](Self::measure_sqnr) in this scope: it records, runs in
-    /// FP8, and [`Scaling::set_measuring_sqnr`] is on.
+    /// FP8, and [`Scaling::set_measuring_sqnr`](crate::Scaling::set_measuring_sqnr) is on.
     pub fn measures_sqnr(&self) -> bool {
         self.scaling.sqnr().is_on() && self.settings.enabled && matches!(self.mode, Mode::Record)
     }
 
     /// Measures how exactly `quantized` represents `values`, which a slot of this scope quantized, if
     /// [`measures_sqnr`](Self::measures_sqnr). A tensor in high precision is not measured.
-    /// [`Scaling::set_measuring_sqnr`] has an example.
+    /// [`Scaling::set_measuring_sqnr`](crate::Scaling::set_measuring_sqnr) has an example.
     ///
     /// # Errors
     /// A slot that was not registered, one of another layer at the same path, or one of the backward pass; tensors of
@@ -30,7 +30,7 @@ impl Forward<'_> {
 
 impl Backward<'_> {
     /// Returns whether layers pass their tensors to [`measure_sqnr`](Self::measure_sqnr): `origin` is of a scope in FP8 that
-    /// recorded, and [`Scaling::set_measuring_sqnr`] is on.
+    /// recorded, and [`Scaling::set_measuring_sqnr`](crate::Scaling::set_measuring_sqnr) is on.
     pub fn measures_sqnr(&self, origin: &Origin) -> bool {
         let is_ours = || origin.touched(self.scaling.model_slots().identity()).is_ok();
         self.scaling.sqnr().is_on() && origin.settings.enabled && is_ours()

@@ -26,7 +26,7 @@ impl Forward<'_> {
 
 impl Backward<'_> {
     /// Returns the name of a recipe of this scope whose scales differ between ranks: it reduces amaxes
-    /// (`reduce_amax`), but neither [`Scaling::set_group`] nor the forward scope's options gave it a group of more than one
+    /// (`reduce_amax`), but neither [`Scaling::set_group`](crate::Scaling::set_group) nor the forward scope's options gave it a group of more than one
     /// rank.
     ///
     /// fp8-nn notes it in every gradient that is filled in the scope, and `all_reduce_gradients` refuses such gradients.
