@@ -227,6 +227,7 @@ fn of_a_group_of_calls_the_one_that_failed_is_named() {
 #[test]
 fn a_driver_that_fails_is_not_taken_for_another_device() {
     let rig = Rig::new();
+    let mut failed = 0;
     for count in 1..=8 {
         let errors = ranks(1, |group, device| {
             let x = Tensor::from_vec(vec![1.0f32], [1], device).unwrap();
@@ -235,9 +236,11 @@ fn a_driver_that_fails_is_not_taken_for_another_device() {
             rig.control.set("clear_fail", "").unwrap();
             error
         });
-        let says = errors[0].contains("failed with 999");
-        assert!(says || errors[0].is_empty() && count > 1, "call {count}: {}", errors[0]);
+        // The group's own threads ask for the context, too, and may be the ones that see the failure.
+        assert!(errors[0].is_empty() || errors[0].contains("failed with 999"), "call {count}: {}", errors[0]);
+        failed += usize::from(!errors[0].is_empty());
     }
+    assert!(failed > 0, "no call of the collective asked for the context");
     rig.finish();
 }
 
