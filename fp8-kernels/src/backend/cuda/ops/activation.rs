@@ -4,7 +4,7 @@ use super::blocks::{self, Values};
 use super::reduce::{column_pieces, finish_columns};
 use super::slot::{self, AmaxRequest, Output};
 use super::tiles::strips;
-use super::{Buffer, Gpu, Joined, Source, args, dtype_number};
+use super::{Buffer, Gpu, In, Out, Void, dtype_number, kernels};
 use crate::ops::Activation;
 use crate::{DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
@@ -20,37 +20,46 @@ const fn kind(activation: Activation) -> i32 {
     }
 }
 
-/// The addresses and the format with which a launch stores its results. An address is 0 if there is none.
-#[derive(Default)]
+/// The addresses and the format with which a launch stores its results. An address is null if there is none.
 struct Sink {
-    codes: u64,
-    columnwise: u64,
+    codes: Out<u8>,
+    columnwise: Out<u8>,
     format: i32,
-    scale: u64,
-    scale_inv: u64,
-    high: u64,
-    unset: u64,
-    amax: u64,
-    counters: u64,
+    scale: In<f32>,
+    scale_inv: Out<f32>,
+    high: Out<Void>,
+    unset: In<f32>,
+    amax: Out<i32>,
+    counters: Out<u64>,
 }
 
 impl Sink {
+    /// The amax alone.
     fn amax(request: &AmaxRequest) -> Self {
-        Self { unset: request.unset, amax: request.cell, ..Self::default() }
+        Self {
+            codes: Out::new(0),
+            columnwise: Out::new(0),
+            format: 0,
+            scale: In::new(0),
+            scale_inv: Out::new(0),
+            high: Out::new(0),
+            unset: In::f32(request.unset),
+            amax: Out::i32(request.cell),
+            counters: Out::new(0),
+        }
     }
 
     fn output(output: &Output<'_>, op: &'static str) -> Result<Self> {
-        let address = |buffer: Option<&Buffer>| buffer.map_or(0, Buffer::ptr);
         Ok(Self {
-            codes: address(output.rowwise()),
-            columnwise: address(output.columnwise()),
+            codes: Out::u8(output.rowwise()),
+            columnwise: Out::u8(output.columnwise()),
             format: output.format(),
-            scale: output.scale(),
-            scale_inv: address(output.scale_inv()),
-            high: address(output.high()),
-            unset: 0,
-            amax: output.amax(op)?,
-            counters: output.counters(op)?,
+            scale: In::f32(output.scale()),
+            scale_inv: Out::f32(output.scale_inv()),
+            high: Out::void(output.high()),
+            unset: In::new(0),
+            amax: Out::i32(output.amax(op)?),
+            counters: Out::u64(output.counters(op)?),
         })
     }
 }
@@ -66,39 +75,49 @@ pub(crate) fn activation(
     let [rows, cols] = shape.matrix();
     if let Some(rule) = slot.block_rule() {
         let values = Values { op, shape, dtype: DType::F32, device: h.device(), partial_sums: None };
-        return blocks::quantize(gpu, &values, slot, &rule, |grid, sink| {
-            let name = if activation.is_gated() { "activation_blocks_gated" } else { "activation_blocks" };
-            let kernel = gpu.kernel(Source::ActivationBlocks, name)?;
-            let own = args![h.cuda(op)?, dtype_number(h.dtype()), kind(activation), rows as u64, cols as u64];
-            // SAFETY: the kernel's parameters (h, dtype, kind, rows, cols, BLOCK_PARAMS); h holds rows · cols elements, or twice
-            // as many where gated (checked by `ops::activation`); the rest is what `blocks` made for the output.
-            unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
+        return blocks::quantize(gpu, &values, slot, &rule, |grid, block| {
+            let kernel = gpu.load(match activation.is_gated() {
+                true => kernels::ACTIVATION_BLOCKS_GATED,
+                false => kernels::ACTIVATION_BLOCKS,
+            })?;
+            let args = kernels::ActivationBlocks {
+                h: In::void(h.cuda(op)?),
+                dtype: dtype_number(h.dtype()),
+                kind: kind(activation),
+                rows: rows as u64,
+                cols: cols as u64,
+                block,
+            };
+            // SAFETY: h holds rows · cols elements, or twice as many where gated (checked by `ops::activation`); the rest is
+            // what `blocks` made for the output.
+            unsafe { kernel.launch(gpu, grid, &args) }
         });
     }
     let launch = |sink: &Sink| {
-        let name = if activation.is_gated() { "activation_gated" } else { "activation" };
-        let kernel = gpu.kernel(Source::Activation, name)?;
+        let kernel = gpu.load(match activation.is_gated() {
+            true => kernels::ACTIVATION_GATED,
+            false => kernels::ACTIVATION,
+        })?;
         let (grid, run) = strips(gpu, op, rows, cols)?;
-        let args = args![
-            h.cuda(op)?,
-            dtype_number(h.dtype()),
-            kind(activation),
-            rows as u64,
-            cols as u64,
+        let args = kernels::Activation {
+            h: In::void(h.cuda(op)?),
+            dtype: dtype_number(h.dtype()),
+            kind: kind(activation),
+            rows: rows as u64,
+            cols: cols as u64,
             run,
-            sink.codes,
-            sink.columnwise,
-            sink.format,
-            sink.scale,
-            sink.scale_inv,
-            sink.high,
-            sink.unset,
-            sink.amax,
-            sink.counters,
-        ];
-        // SAFETY: the kernel's parameters (h, dtype, kind, rows, cols, run, codes, columnwise, format, scale, scale_inv,
-        // high, unset, amax, counters); outputs hold rows · cols elements, h as many, or twice as many where gated (checked
-        // by `ops::activation`); the blocks are those of this run; cells are alive: their slot is borrowed.
+            codes: sink.codes,
+            columnwise: sink.columnwise,
+            format: sink.format,
+            scale: sink.scale,
+            scale_inv: sink.scale_inv,
+            high: sink.high,
+            unset: sink.unset,
+            amax: sink.amax,
+            counters: sink.counters,
+        };
+        // SAFETY: outputs hold rows · cols elements, h as many, or twice as many where gated (checked by
+        // `ops::activation`); the blocks are those of this run; cells are alive: their slot is borrowed.
         unsafe { kernel.launch(gpu, grid, &args) }
     };
     let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request)))?;
@@ -152,47 +171,55 @@ fn backward(
     if let Some(rule) = slot.block_rule() {
         let values =
             Values { op, shape: *h.shape(), dtype: DType::F32, device: h.device(), partial_sums: partial };
-        return blocks::quantize(gpu, &values, slot, &rule, |grid, sink| {
-            let gated = activation.is_gated();
-            let name = if gated { "activation_backward_blocks_gated" } else { "activation_backward_blocks" };
-            let kernel = gpu.kernel(Source::ActivationBlocks, name)?;
-            let (dy_number, h_number) = (dtype_number(dy.dtype()), dtype_number(h.dtype()));
-            let (rows, cols) = (rows as u64, cols as u64);
-            let own = args![dy.cuda(op)?, dy_number, h.cuda(op)?, h_number, kind(activation), rows, cols];
-            // SAFETY: the kernel's parameters (dy, dy_dtype, h, dtype, kind, rows, cols, BLOCK_PARAMS); dy holds rows · cols
-            // elements, h and the output as many, or twice as many where gated (checked by `ops`); the rest is what `blocks`
-            // made for the output.
-            unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
+        return blocks::quantize(gpu, &values, slot, &rule, |grid, block| {
+            let kernel = gpu.load(match activation.is_gated() {
+                true => kernels::ACTIVATION_BACKWARD_BLOCKS_GATED,
+                false => kernels::ACTIVATION_BACKWARD_BLOCKS,
+            })?;
+            let args = kernels::ActivationBackwardBlocks {
+                dy: In::void(dy.cuda(op)?),
+                dy_dtype: dtype_number(dy.dtype()),
+                h: In::void(h.cuda(op)?),
+                dtype: dtype_number(h.dtype()),
+                kind: kind(activation),
+                rows: rows as u64,
+                cols: cols as u64,
+                block,
+            };
+            // SAFETY: dy holds rows · cols elements, h and the output as many, or twice as many where gated (checked by
+            // `ops`); the rest is what `blocks` made for the output.
+            unsafe { kernel.launch(gpu, grid, &args) }
         });
     }
     let launch = |sink: &Sink, partial: Option<&Buffer>| {
-        let name = if activation.is_gated() { "activation_backward_gated" } else { "activation_backward" };
-        let kernel = gpu.kernel(Source::Activation, name)?;
+        let kernel = gpu.load(match activation.is_gated() {
+            true => kernels::ACTIVATION_BACKWARD_GATED,
+            false => kernels::ACTIVATION_BACKWARD,
+        })?;
         let (grid, run) = strips(gpu, op, rows, cols)?;
-        let args = args![
-            dy.cuda(op)?,
-            dtype_number(dy.dtype()),
-            h.cuda(op)?,
-            dtype_number(h.dtype()),
-            kind(activation),
-            rows as u64,
-            cols as u64,
+        let args = kernels::ActivationBackward {
+            dy: In::void(dy.cuda(op)?),
+            dy_dtype: dtype_number(dy.dtype()),
+            h: In::void(h.cuda(op)?),
+            dtype: dtype_number(h.dtype()),
+            kind: kind(activation),
+            rows: rows as u64,
+            cols: cols as u64,
             run,
-            sink.codes,
-            sink.columnwise,
-            sink.format,
-            sink.scale,
-            sink.scale_inv,
-            sink.high,
-            sink.unset,
-            sink.amax,
-            sink.counters,
-            partial,
-        ];
-        // SAFETY: the kernel's parameters (dy, dy_dtype, h, dtype, kind, rows, cols, run, codes, columnwise, format, scale,
-        // scale_inv, high, unset, amax, counters, partial_sums); dy holds rows · cols elements, h and the outputs as many,
-        // or twice as many where gated (checked by `ops`), partial sums a row of h's columns for each row of tiles; the
-        // blocks are those of this run; cells are alive: their slot is borrowed.
+            codes: sink.codes,
+            columnwise: sink.columnwise,
+            format: sink.format,
+            scale: sink.scale,
+            scale_inv: sink.scale_inv,
+            high: sink.high,
+            unset: sink.unset,
+            amax: sink.amax,
+            counters: sink.counters,
+            partial_sums: Out::f32(partial),
+        };
+        // SAFETY: dy holds rows · cols elements, h and the outputs as many, or twice as many where gated (checked by
+        // `ops`), partial sums a row of h's columns for each row of tiles; the blocks are those of this run; cells are
+        // alive: their slot is borrowed.
         unsafe { kernel.launch(gpu, grid, &args) }
     };
     let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request), None))?;

@@ -8,10 +8,10 @@
 //! The kernels read the gradients' norm from the device and leave everything as it is where that is not finite; codes are
 //! then those of the parameters that stay. The first launch of a step counts it.
 
-use super::launch::{self, Kernel};
+use super::launch::{self, TypedKernel};
 use super::quantize;
 use super::rule::RuleArgs;
-use super::{Buffer, Gpu, Grid, Source, args, dtype_number, format_number};
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
 use crate::Error;
 use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck};
 use crate::{DType, Fp8Tensor, Result, Scale, Shape, Slot, Tensor, TransposePolicy};
@@ -148,9 +148,9 @@ struct Plan {
 
 /// A plan with all it needs: kernels, its table and room on the device. Only the launches are left.
 struct Update {
-    update: Kernel,
-    scales: Option<Kernel>,
-    codes: Option<Kernel>,
+    update: TypedKernel<kernels::AdamwUpdate>,
+    scales: Option<TypedKernel<kernels::AdamwScales>>,
+    codes: Option<TypedKernel<kernels::AdamwCodes>>,
     count: usize,
     table: Buffer,
     tiles_at: u64,
@@ -256,10 +256,9 @@ impl Plan {
         let count = self.records.len();
         launch::count("adamw", count)?;
         let Some(&tiles) = self.ends.last() else { return Ok(None) };
-        let [update, scales, codes] = ["adamw_update", "adamw_scales", "adamw_codes"];
-        let update = gpu.kernel(Source::AdamW, update)?;
-        let scales = self.slots.then(|| gpu.kernel(Source::AdamW, scales)).transpose()?;
-        let codes = self.late.then(|| gpu.kernel(Source::AdamW, codes)).transpose()?;
+        let update = gpu.load(kernels::ADAMW_UPDATE)?;
+        let scales = self.slots.then(|| gpu.load(kernels::ADAMW_SCALES)).transpose()?;
+        let codes = self.late.then(|| gpu.load(kernels::ADAMW_CODES)).transpose()?;
         let mut table: Vec<u64> = self.records.concat();
         table.push(0);
         table.extend_from_slice(&self.ends);
@@ -300,22 +299,33 @@ impl Update {
         let Check { norm, skipped } = check;
         let each = Grid { blocks: (count as u32).div_ceil(THREADS), threads: THREADS, shared: 0 };
         let launched = || -> Result<()> {
-            let args = args![table, tiles_at, count as i32, factors_at, amaxes, norm, skipped];
-            // SAFETY: parameters are (records, first_tiles, tensors, factors, amaxes, norm, skipped) in this order and these
-            // types (adamw.cu). The table holds `count` records, `count + 1` numbers of tiles and eight factors; its
+            let tensors = count as i32;
+            let (records, first_tiles) = (In::record(table), In::u64(tiles_at));
+            let args = kernels::AdamwUpdate {
+                records,
+                first_tiles,
+                tensors,
+                factors: In::f32(factors_at),
+                amaxes: Out::i32(amaxes),
+                norm: In::f32(norm),
+                skipped: Out::u64(skipped),
+            };
+            // SAFETY: the table holds `count` records, `count + 1` numbers of tiles and eight factors; its
             // addresses are of tensors of the record's extents, alike by ops::adamw_many's checks, each held by the caller,
             // and of codes made for them; `amaxes` has `count` f32 wherever a record names a slot. The norm is null or one
             // f32, the count of skipped steps null or one u64, both held by the caller.
             unsafe { self.update.launch(gpu, grid, &args) }?;
             if let Some(scales) = &self.scales {
-                // SAFETY: parameters are (records, tensors, amaxes, late); both workspaces have `count` f32, and cells
-                // named by records are alive: the slots that lent them are.
-                unsafe { scales.launch(gpu, each, &args![table, count as i32, amaxes, late]) }?;
+                let (amaxes, late) = (In::i32(amaxes), Out::f32(late));
+                let args = kernels::AdamwScales { records, tensors, amaxes, late };
+                // SAFETY: both workspaces have `count` f32, and cells named by records are alive: the slots that lent them
+                // are.
+                unsafe { scales.launch(gpu, each, &args) }?;
             }
             if let Some(codes) = &self.codes {
-                // SAFETY: parameters are (records, first_tiles, tensors, late), of the same table; `late` has `count` f32,
-                // all written by the launch before.
-                unsafe { codes.launch(gpu, grid, &args![table, tiles_at, count as i32, late]) }?;
+                let args = kernels::AdamwCodes { records, first_tiles, tensors, late: In::f32(late) };
+                // SAFETY: the same table; `late` has `count` f32, all written by the launch before.
+                unsafe { codes.launch(gpu, grid, &args) }?;
             }
             Ok(())
         };

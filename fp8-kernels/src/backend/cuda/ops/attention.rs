@@ -6,7 +6,9 @@
 //! tensors' type before it multiplies them. A length out of range is told at the next call that waits for the device.
 
 use super::dropout::Mask;
-use super::{Arg, Buffer, Gpu, Grid, In, Joined, Out, Source, args, dtype_number, kernels};
+use super::kernels::{CallParameters, DropoutOnParameters};
+use super::launch::Entry;
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
 use crate::{DType, Error, Result, Shape, Tensor};
 
@@ -29,31 +31,21 @@ pub(crate) fn attention(
     let o = gpu.alloc(q.dtype(), q.numel())?;
     let rows = Shape::from([p.batch, p.heads, p.queries]);
     let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
-    let (queries, keys, values) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?);
     let path = sizes.path;
     let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(path.forward_shared());
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
-    let call = sizes.args(gpu, op, sequences, 0, mask.as_ref())?;
-    match path {
-        Path::Matrices(names) => {
-            let (source, name) = names.forward(p.dropout.is_some());
-            let kernel = gpu.kernel(source, name)?;
-            let args = call.behind(args![queries, keys, values, &o, &row_max, &row_sum]);
-            // SAFETY: shapes and types are checked by `ops::attention`, head_dim is a multiple of eight up to the
-            // kernel's, the outputs were made above; a block for each tile of queries and head.
-            unsafe { kernel.launch(gpu, grid, &args) }?;
-        }
-        Path::Plain(dtype) => {
-            let (source, name) = match p.dropout {
-                Some(_) => (Source::AttentionDropoutPlain, "attention_dropout_plain"),
-                None => (Source::AttentionPlain, "attention_plain"),
-            };
-            let kernel = gpu.kernel(source, name)?;
-            let args = call.behind(args![queries, keys, values, &o, dtype, &row_max, &row_sum]);
-            // SAFETY: as above with the type behind o; a block for each tile of queries and 64 columns of a head.
-            unsafe { kernel.launch(gpu, grid, &args) }?;
-        }
-    }
+    let call = sizes.call(gpu, op, sequences, Owner::Queries)?;
+    let forward = Forward {
+        inputs: [q.cuda(op)?, k.cuda(op)?, v.cuda(op)?],
+        o: &o,
+        row_max: Out::f32(&row_max),
+        row_sum: Out::f32(&row_sum),
+        dropout: mask.as_ref().map(Mask::parameters),
+        call,
+    };
+    // SAFETY: shapes and types are checked by `ops::attention`, the path is that of their head_dim, the outputs were made
+    // above; there is a block for each tile of queries and head, and on the plain path for each 64 columns of one.
+    unsafe { forward.launch(gpu, path, grid) }?;
     let saved = AttentionSaved {
         row_max: Tensor::from_cuda(row_max, rows, q.device()),
         row_sum: Tensor::from_cuda(row_sum, rows, q.device()),
@@ -73,32 +65,23 @@ pub(crate) fn attention_backward(
     let [dq, dk, dv] = [q, k, v].map(|tensor| gpu.alloc(tensor.dtype(), tensor.numel()));
     let (dq, dk, dv) = (dq?, dk?, dv?);
     let rows = rows(gpu, op, dy, o, saved, p)?;
-    let (queries, keys, values, dys) = (q.cuda(op)?, k.cuda(op)?, v.cuda(op)?, dy.cuda(op)?);
-    let none = None::<&Buffer>;
-    let shared = sizes.path.backward_shared();
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
-    let launches = [
-        (sizes.path.backward_q(mask.is_some()), &dq, none, sizes.query_blocks),
-        (sizes.path.backward_kv(mask.is_some()), &dk, Some(&dv), sizes.key_blocks),
-    ];
-    for (side, ((source, name), first, second, blocks)) in launches.into_iter().enumerate() {
-        let grid = Grid::new(op, blocks, THREADS)?.with_shared(shared);
-        let call = sizes.args(gpu, op, sequences, side, mask.as_ref())?;
-        let kernel = gpu.kernel(source, name)?;
-        match sizes.path {
-            Path::Matrices(_) => {
-                let args = call.behind(args![queries, keys, values, dys, &rows, first, second]);
-                // SAFETY: shapes and types are checked by `ops::attention_backward`, head_dim is a multiple of eight
-                // up to the kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for
-                // each tile of queries and head, or of keys and group.
-                unsafe { kernel.launch(gpu, grid, &args) }?;
-            }
-            Path::Plain(dtype) => {
-                let args = call.behind(args![queries, keys, values, dys, dtype, &rows, first, second]);
-                // SAFETY: as above with the type behind dy; blocks for each 64 columns besides.
-                unsafe { kernel.launch(gpu, grid, &args) }?;
-            }
-        }
+    let launches =
+        [(Owner::Queries, &dq, None, sizes.query_blocks), (Owner::Keys, &dk, Some(&dv), sizes.key_blocks)];
+    for (owner, first, second, blocks) in launches {
+        let grid = Grid::new(op, blocks, THREADS)?.with_shared(sizes.path.backward_shared());
+        let backward = Backward {
+            inputs: [q.cuda(op)?, k.cuda(op)?, v.cuda(op)?, dy.cuda(op)?],
+            row_numbers: In::row(&rows),
+            first,
+            second,
+            dropout: mask.as_ref().map(Mask::parameters),
+            call: sizes.call(gpu, op, sequences, owner)?,
+        };
+        // SAFETY: shapes and types are checked by `ops::attention_backward`, the path is that of their head_dim; the first
+        // result is dq, or dk beside dv, made above; four f32 for each row; there is a block for each tile of queries and
+        // head, or of keys and group, and on the plain path for each 64 columns of one.
+        unsafe { backward.launch(gpu, sizes.path, owner, grid) }?;
     }
     let tensor = |buffer, like: &Tensor| Tensor::from_cuda(buffer, *like.shape(), like.device());
     Ok((tensor(dq, q), tensor(dk, k), tensor(dv, v)))
@@ -144,7 +127,7 @@ pub(super) struct Sizes {
     numbers: [u32; 5],
     /// The number of keys that a query sees to the left and to the right of its own.
     window: [u32; 2],
-    bottom_right: u32,
+    bottom_right: i32,
     scale: f32,
     path: Path,
     /// Blocks of the launches that own queries, and of the one that owns keys.
@@ -157,58 +140,82 @@ const UNLIMITED: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 enum Path {
-    Matrices(&'static Names),
+    Matrices(&'static Kernels),
     /// With the number of the type.
     Plain(i32),
 }
 
+/// The rows of a matrix of scores that a block computes: those of queries, or the columns, of keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    Queries,
+    Keys,
+}
+
 /// The kernels for one type and padded head size.
-struct Names {
+struct Kernels {
     /// Elements of a head in shared memory.
     padded: u32,
-    /// Without and with dropout.
-    forward: [&'static str; 2],
-    backward_q: [&'static str; 2],
-    backward_kv: [&'static str; 2],
+    forward: Entry<kernels::Attention>,
+    backward_q: Entry<kernels::AttentionBackward>,
+    backward_kv: Entry<kernels::AttentionBackward>,
+    dropout: Entry<kernels::AttentionDropout>,
+    dropout_backward_q: Entry<kernels::AttentionDropoutBackward>,
+    dropout_backward_kv: Entry<kernels::AttentionDropoutBackward>,
 }
 
-impl Names {
-    fn forward(&self, drops: bool) -> (Source, &'static str) {
-        let source = if drops { Source::AttentionDropout } else { Source::Attention };
-        (source, self.forward[usize::from(drops)])
-    }
-}
+const BF16: [&Kernels; 2] = [
+    &Kernels {
+        padded: 64,
+        forward: kernels::ATTENTION_BF16_64,
+        backward_q: kernels::ATTENTION_BACKWARD_Q_BF16_64,
+        backward_kv: kernels::ATTENTION_BACKWARD_KV_BF16_64,
+        dropout: kernels::ATTENTION_DROPOUT_BF16_64,
+        dropout_backward_q: kernels::ATTENTION_DROPOUT_BACKWARD_Q_BF16_64,
+        dropout_backward_kv: kernels::ATTENTION_DROPOUT_BACKWARD_KV_BF16_64,
+    },
+    &Kernels {
+        padded: 128,
+        forward: kernels::ATTENTION_BF16_128,
+        backward_q: kernels::ATTENTION_BACKWARD_Q_BF16_128,
+        backward_kv: kernels::ATTENTION_BACKWARD_KV_BF16_128,
+        dropout: kernels::ATTENTION_DROPOUT_BF16_128,
+        dropout_backward_q: kernels::ATTENTION_DROPOUT_BACKWARD_Q_BF16_128,
+        dropout_backward_kv: kernels::ATTENTION_DROPOUT_BACKWARD_KV_BF16_128,
+    },
+];
 
-macro_rules! names {
-    ($type:literal, $padded:literal) => {
-        Names {
-            padded: $padded,
-            forward: names!("", $type, $padded),
-            backward_q: names!("backward_q_", $type, $padded),
-            backward_kv: names!("backward_kv_", $type, $padded),
-        }
-    };
-    ($pass:literal, $type:literal, $padded:literal) => {
-        [
-            concat!("attention_", $pass, $type, "_", $padded),
-            concat!("attention_dropout_", $pass, $type, "_", $padded),
-        ]
-    };
-}
-
-static BF16: [Names; 2] = [names!("bf16", 64), names!("bf16", 128)];
-static F16: [Names; 2] = [names!("f16", 64), names!("f16", 128)];
+const F16: [&Kernels; 2] = [
+    &Kernels {
+        padded: 64,
+        forward: kernels::ATTENTION_F16_64,
+        backward_q: kernels::ATTENTION_BACKWARD_Q_F16_64,
+        backward_kv: kernels::ATTENTION_BACKWARD_KV_F16_64,
+        dropout: kernels::ATTENTION_DROPOUT_F16_64,
+        dropout_backward_q: kernels::ATTENTION_DROPOUT_BACKWARD_Q_F16_64,
+        dropout_backward_kv: kernels::ATTENTION_DROPOUT_BACKWARD_KV_F16_64,
+    },
+    &Kernels {
+        padded: 128,
+        forward: kernels::ATTENTION_F16_128,
+        backward_q: kernels::ATTENTION_BACKWARD_Q_F16_128,
+        backward_kv: kernels::ATTENTION_BACKWARD_KV_F16_128,
+        dropout: kernels::ATTENTION_DROPOUT_F16_128,
+        dropout_backward_q: kernels::ATTENTION_DROPOUT_BACKWARD_Q_F16_128,
+        dropout_backward_kv: kernels::ATTENTION_DROPOUT_BACKWARD_KV_F16_128,
+    },
+];
 
 impl Path {
     fn new(dtype: DType, head_dim: usize) -> Self {
-        let names = match dtype {
-            DType::BF16 => &BF16,
-            DType::F16 => &F16,
+        let [narrow, wide] = match dtype {
+            DType::BF16 => BF16,
+            DType::F16 => F16,
             _ => return Self::Plain(dtype_number(dtype)),
         };
         match head_dim {
-            1..=64 if head_dim.is_multiple_of(8) => Self::Matrices(&names[0]),
-            65..=128 if head_dim.is_multiple_of(8) => Self::Matrices(&names[1]),
+            1..=64 if head_dim.is_multiple_of(8) => Self::Matrices(narrow),
+            65..=128 if head_dim.is_multiple_of(8) => Self::Matrices(wide),
             _ => Self::Plain(dtype_number(dtype)),
         }
     }
@@ -216,7 +223,7 @@ impl Path {
     /// Bytes of dynamic shared memory: two stages of up to 64 keys and values.
     fn forward_shared(self) -> u32 {
         match self {
-            Self::Matrices(names) => 2 * 2 * 64 * names.padded * 2,
+            Self::Matrices(kernels) => 2 * 2 * 64 * kernels.padded * 2,
             Self::Plain(_) => 0,
         }
     }
@@ -225,29 +232,11 @@ impl Path {
     /// their rows.
     fn backward_shared(self) -> u32 {
         match self {
-            Self::Matrices(names) => {
-                let columns = if names.padded == 128 { 64 } else { 32 };
-                2 * TILE as u32 * names.padded * 2 + 2 * columns * (2 * names.padded * 2 + ROW as u32 * 4)
+            Self::Matrices(kernels) => {
+                let columns = if kernels.padded == 128 { 64 } else { 32 };
+                2 * TILE as u32 * kernels.padded * 2 + 2 * columns * (2 * kernels.padded * 2 + ROW as u32 * 4)
             }
             Self::Plain(_) => 0,
-        }
-    }
-
-    fn backward_q(self, drops: bool) -> (Source, &'static str) {
-        match (self, drops) {
-            (Self::Matrices(names), false) => (Source::AttentionBackwardQ, names.backward_q[0]),
-            (Self::Matrices(names), true) => (Source::AttentionDropoutBackwardQ, names.backward_q[1]),
-            (Self::Plain(_), false) => (Source::AttentionPlain, "attention_plain_backward_q"),
-            (Self::Plain(_), true) => (Source::AttentionDropoutPlain, "attention_dropout_plain_backward_q"),
-        }
-    }
-
-    fn backward_kv(self, drops: bool) -> (Source, &'static str) {
-        match (self, drops) {
-            (Self::Matrices(names), false) => (Source::AttentionBackwardKv, names.backward_kv[0]),
-            (Self::Matrices(names), true) => (Source::AttentionDropoutBackwardKv, names.backward_kv[1]),
-            (Self::Plain(_), false) => (Source::AttentionPlain, "attention_plain_backward_kv"),
-            (Self::Plain(_), true) => (Source::AttentionDropoutPlain, "attention_dropout_plain_backward_kv"),
         }
     }
 }
@@ -306,7 +295,7 @@ impl Sizes {
             tiles: tiles.map(|tiles| tiles as u32),
             numbers,
             window: p.window.map(reach),
-            bottom_right: u32::from(p.diagonal == Diagonal::BottomRight),
+            bottom_right: i32::from(p.diagonal == Diagonal::BottomRight),
             scale: p.scale,
             path,
             query_blocks: blocks(tiles[0], p.queries, p.heads),
@@ -314,67 +303,179 @@ impl Sizes {
         })
     }
 
-    /// The parameters that all kernels end with, for one that owns queries (side 0) or keys (side 1): query_lengths,
-    /// key_lengths, tile_table, fault, tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale. With
-    /// dropout those of the mask come before them: key, first, threshold, factor.
-    pub(super) fn args(
+    /// The parameters that all kernels end with.
+    pub(super) fn call(
         &self,
         gpu: &Gpu,
         op: &'static str,
         sequences: &Sequences,
-        side: usize,
-        mask: Option<&Mask>,
-    ) -> Result<Call> {
-        let buffer =
-            |tensor: Option<&Tensor>| tensor.map(|tensor| tensor.cuda(op).map(Arg::from)).transpose();
-        let none = Arg::from(None::<&Buffer>);
+        owner: Owner,
+    ) -> Result<CallParameters> {
+        let address = |tensor: Option<&Tensor>| -> Result<In<i32>> {
+            Ok(In::i32(tensor.map(|tensor| tensor.cuda(op)).transpose()?))
+        };
         let [query_lengths, key_lengths] = sequences.lengths();
+        let side = usize::from(owner == Owner::Keys);
         let table = sequences.packing().and_then(Packing::tiles).map(|tables| &tables[side]);
-        let ([n, m, heads, groups, dim], [left, right]) = (self.numbers, self.window);
-        let [query_lengths, key_lengths, table] = [query_lengths, key_lengths, table].map(buffer);
-        let sizes = args![
-            query_lengths?.unwrap_or(none),
-            key_lengths?.unwrap_or(none),
-            table?.unwrap_or(none),
-            gpu.fault(),
-            self.tiles[side],
-            n,
-            m,
+        let ([queries, keys, heads, groups, head_dim], [left, right]) = (self.numbers, self.window);
+        Ok(CallParameters {
+            query_lengths: address(query_lengths)?,
+            key_lengths: address(key_lengths)?,
+            tile_table: address(table)?,
+            fault: Out::i64(gpu.fault()),
+            tiles: self.tiles[side],
+            queries,
+            keys,
             heads,
             groups,
-            dim,
+            head_dim,
             left,
             right,
-            self.bottom_right,
-            self.scale,
-        ];
-        Ok(Call { mask: mask.map(Mask::args), sizes })
+            bottom_right: self.bottom_right,
+            scale: self.scale,
+        })
     }
 }
 
-/// The parameters that kernels end with.
-pub(super) struct Call {
-    mask: Option<[Arg; 4]>,
-    sizes: [Arg; 14],
+/// One forward launch: q, k and v, the results, the mask where probabilities are dropped, and the call.
+struct Forward<'a> {
+    inputs: [&'a Buffer; 3],
+    o: &'a Buffer,
+    row_max: Out<f32>,
+    row_sum: Out<f32>,
+    dropout: Option<DropoutOnParameters>,
+    call: CallParameters,
 }
 
-impl Call {
-    /// With parameters of the mask even if nothing is dropped, for kernels that take both.
-    pub(super) fn with_mask(self) -> Self {
-        Self { mask: Some(self.mask.unwrap_or_else(Mask::none)), ..self }
-    }
-
-    /// All parameters of a kernel that begins with `first`.
-    pub(super) fn behind<const N: usize>(&self, first: [Arg; N]) -> Joined {
-        match self.mask {
-            Some(mask) => {
-                let [key, start, threshold, factor] = mask;
-                let mut rest = [key; 18];
-                rest[1..4].copy_from_slice(&[start, threshold, factor]);
-                rest[4..].copy_from_slice(&self.sizes);
-                Joined::new(first, rest)
+impl Forward<'_> {
+    /// # Safety
+    /// The tensors have the call's extents and the path's type; there are as many blocks as the path's kernel takes.
+    unsafe fn launch(self, gpu: &Gpu, path: Path, grid: Grid) -> Result<()> {
+        let Self { inputs: [q, k, v], o, row_max, row_sum, dropout, call } = self;
+        // SAFETY: the caller's.
+        unsafe {
+            match (path, dropout) {
+                (Path::Matrices(kernels), None) => {
+                    let ([q, k, v], o) = ([q, k, v].map(In::u16), Out::u16(o));
+                    let args = kernels::Attention { q, k, v, o, row_max, row_sum, call };
+                    gpu.load(kernels.forward)?.launch(gpu, grid, &args)
+                }
+                (Path::Matrices(kernels), Some(dropout_on)) => {
+                    let ([q, k, v], o) = ([q, k, v].map(In::u16), Out::u16(o));
+                    let args = kernels::AttentionDropout { q, k, v, o, row_max, row_sum, dropout_on, call };
+                    gpu.load(kernels.dropout)?.launch(gpu, grid, &args)
+                }
+                (Path::Plain(dtype), None) => {
+                    let ([q, k, v], o) = ([q, k, v].map(In::void), Out::void(o));
+                    let args = kernels::AttentionPlain { q, k, v, o, dtype, row_max, row_sum, call };
+                    gpu.load(kernels::ATTENTION_PLAIN)?.launch(gpu, grid, &args)
+                }
+                (Path::Plain(dtype), Some(dropout_on)) => {
+                    let ([q, k, v], o) = ([q, k, v].map(In::void), Out::void(o));
+                    let args = kernels::AttentionDropoutPlain {
+                        q,
+                        k,
+                        v,
+                        o,
+                        dtype,
+                        row_max,
+                        row_sum,
+                        dropout_on,
+                        call,
+                    };
+                    gpu.load(kernels::ATTENTION_DROPOUT_PLAIN)?.launch(gpu, grid, &args)
+                }
             }
-            None => Joined::new(first, self.sizes),
+        }
+    }
+}
+
+/// One backward launch: q, k, v and dy, the numbers of rows, the results (dq, or dk and dv), the mask where probabilities
+/// were dropped, and the call.
+struct Backward<'a> {
+    inputs: [&'a Buffer; 4],
+    row_numbers: In<kernels::Row>,
+    first: &'a Buffer,
+    second: Option<&'a Buffer>,
+    dropout: Option<DropoutOnParameters>,
+    call: CallParameters,
+}
+
+impl Backward<'_> {
+    /// # Safety
+    /// The tensors have the call's extents and the path's type, `second` stands where the owner is keys; there are as many
+    /// blocks as the kernel takes.
+    unsafe fn launch(self, gpu: &Gpu, path: Path, owner: Owner, grid: Grid) -> Result<()> {
+        let Self { inputs: [q, k, v, dy], row_numbers, first, second, dropout, call } = self;
+        let keys = owner == Owner::Keys;
+        // SAFETY: the caller's.
+        unsafe {
+            match (path, dropout) {
+                (Path::Matrices(kernels), None) => {
+                    let [q, k, v, dy] = [q, k, v, dy].map(In::u16);
+                    let (d_first, d_second) = (Out::u16(first), Out::u16(second));
+                    let args =
+                        kernels::AttentionBackward { q, k, v, dy, row_numbers, d_first, d_second, call };
+                    let kernel = if keys { kernels.backward_kv } else { kernels.backward_q };
+                    gpu.load(kernel)?.launch(gpu, grid, &args)
+                }
+                (Path::Matrices(kernels), Some(dropout_on)) => {
+                    let [q, k, v, dy] = [q, k, v, dy].map(In::u16);
+                    let (d_first, d_second) = (Out::u16(first), Out::u16(second));
+                    let args = kernels::AttentionDropoutBackward {
+                        q,
+                        k,
+                        v,
+                        dy,
+                        row_numbers,
+                        d_first,
+                        d_second,
+                        dropout_on,
+                        call,
+                    };
+                    let kernel = if keys { kernels.dropout_backward_kv } else { kernels.dropout_backward_q };
+                    gpu.load(kernel)?.launch(gpu, grid, &args)
+                }
+                (Path::Plain(dtype), None) => {
+                    let [q, k, v, dy] = [q, k, v, dy].map(In::void);
+                    let (d_first, d_second) = (Out::void(first), Out::void(second));
+                    let args = kernels::AttentionPlainBackward {
+                        q,
+                        k,
+                        v,
+                        dy,
+                        dtype,
+                        row_numbers,
+                        d_first,
+                        d_second,
+                        call,
+                    };
+                    let [own_q, own_kv] =
+                        [kernels::ATTENTION_PLAIN_BACKWARD_Q, kernels::ATTENTION_PLAIN_BACKWARD_KV];
+                    gpu.load(if keys { own_kv } else { own_q })?.launch(gpu, grid, &args)
+                }
+                (Path::Plain(dtype), Some(dropout_on)) => {
+                    let [q, k, v, dy] = [q, k, v, dy].map(In::void);
+                    let (d_first, d_second) = (Out::void(first), Out::void(second));
+                    let args = kernels::AttentionDropoutPlainBackward {
+                        q,
+                        k,
+                        v,
+                        dy,
+                        dtype,
+                        row_numbers,
+                        d_first,
+                        d_second,
+                        dropout_on,
+                        call,
+                    };
+                    let [own_q, own_kv] = [
+                        kernels::ATTENTION_DROPOUT_PLAIN_BACKWARD_Q,
+                        kernels::ATTENTION_DROPOUT_PLAIN_BACKWARD_KV,
+                    ];
+                    gpu.load(if keys { own_kv } else { own_q })?.launch(gpu, grid, &args)
+                }
+            }
         }
     }
 }

@@ -3,9 +3,10 @@
 //! Head sizes up to 128 that are multiples of 16 go through the tensor cores' FP8 products. Anything else is dequantized to
 //! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
 
-use super::attention::{self, Sizes};
+use super::attention::{self, Owner, Sizes};
 use super::dropout::Mask;
-use super::{Arg, Buffer, Gpu, Grid, In, Out, Source, args, dtype_number, format_number, kernels};
+use super::launch::Entry;
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
 use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
 
@@ -36,11 +37,22 @@ pub(crate) fn attention_fp8(
     let rows = Shape::from([p.batch, p.heads, p.queries]);
     let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
     let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(kernels.forward_shared());
-    let kernel = gpu.kernel(Source::AttentionFp8, kernels.forward)?;
-    let [[q8, q_inv], [k8, k_inv], [v8, v_inv]] = [q.args(op)?, k.args(op)?, v.args(op)?];
-    let args = args![q8, k8, v8, q_inv, k_inv, v_inv, &o, dtype_number(dtype), &row_max, &row_sum];
+    let kernel = gpu.load(kernels.forward)?;
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
-    let args = sizes.args(gpu, op, sequences, 0, mask.as_ref())?.with_mask().behind(args);
+    let args = kernels::AttentionFp8 {
+        q: q.codes(op)?,
+        k: k.codes(op)?,
+        v: v.codes(op)?,
+        q_scale_inv: q.scale_inv(op)?,
+        k_scale_inv: k.scale_inv(op)?,
+        v_scale_inv: v.scale_inv(op)?,
+        o: Out::void(&o),
+        dtype: dtype_number(dtype),
+        row_max: Out::f32(&row_max),
+        row_sum: Out::f32(&row_sum),
+        dropout_on: Mask::optional(mask.as_ref()),
+        call: sizes.call(gpu, op, sequences, Owner::Queries)?,
+    };
     // SAFETY: shapes and formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the
     // kernel's, the outputs were made above; a block for each tile of queries and head.
     unsafe { kernel.launch(gpu, grid, &args) }?;
@@ -74,32 +86,31 @@ pub(crate) fn attention_fp8_backward(
     let [dq, dk, dv] = [&q, &k, &v].map(|x| gpu.alloc(dtype, x.codes.numel()));
     let (dq, dk, dv) = (dq?, dk?, dv?);
     let rows = rows(gpu, op, &dy, o, saved, p)?;
-    let none = None::<&Buffer>;
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let grad = kernels.of(dy.encoding);
     let launches = [
-        (Source::AttentionFp8BackwardQ, grad.q, &dq, none, sizes.query_blocks),
-        (Source::AttentionFp8BackwardKv, grad.kv, &dk, Some(&dv), sizes.key_blocks),
+        (Owner::Queries, grad.q, &dq, None, sizes.query_blocks),
+        (Owner::Keys, grad.kv, &dk, Some(&dv), sizes.key_blocks),
     ];
-    for (side, (source, name, first, second, blocks)) in launches.into_iter().enumerate() {
+    for (owner, kernel, first, second, blocks) in launches {
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(kernels.backward_shared());
-        let kernel = gpu.kernel(source, name)?;
-        let [q8, k8, v8, dy8] = [q.args(op)?, k.args(op)?, v.args(op)?, dy.args(op)?];
-        let own = args![
-            q8[0],
-            k8[0],
-            v8[0],
-            dy8[0],
-            q8[1],
-            k8[1],
-            v8[1],
-            dy8[1],
-            &rows,
-            first,
-            second,
-            dtype_number(dtype),
-        ];
-        let args = sizes.args(gpu, op, sequences, side, mask.as_ref())?.with_mask().behind(own);
+        let kernel = gpu.load(kernel)?;
+        let args = kernels::AttentionFp8Backward {
+            q: q.codes(op)?,
+            k: k.codes(op)?,
+            v: v.codes(op)?,
+            dy: dy.codes(op)?,
+            q_scale_inv: q.scale_inv(op)?,
+            k_scale_inv: k.scale_inv(op)?,
+            v_scale_inv: v.scale_inv(op)?,
+            dy_scale_inv: dy.scale_inv(op)?,
+            row_numbers: In::row(&rows),
+            d_first: Out::void(first),
+            d_second: Out::void(second),
+            dtype: dtype_number(dtype),
+            dropout_on: Mask::optional(mask.as_ref()),
+            call: sizes.call(gpu, op, sequences, owner)?,
+        };
         // SAFETY: shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to
         // the kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of
         // queries and head, or of keys and group.
@@ -165,9 +176,12 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The addresses of the codes and of their factor.
-    fn args(&self, op: &'static str) -> Result<[Arg; 2]> {
-        Ok(args![self.codes.cuda(op)?, self.scale_inv.cuda(op)?])
+    fn codes(&self, op: &'static str) -> Result<In<u8>> {
+        Ok(In::u8(self.codes.cuda(op)?))
+    }
+
+    fn scale_inv(&self, op: &'static str) -> Result<In<f32>> {
+        Ok(In::f32(self.scale_inv.cuda(op)?))
     }
 }
 
@@ -175,42 +189,50 @@ impl<'a> Operand<'a> {
 struct Kernels {
     /// Codes of a head in shared memory.
     padded: u32,
-    forward: &'static str,
+    forward: Entry<kernels::AttentionFp8>,
     e4m3: Backward,
     e5m2: Backward,
 }
 
 /// The kernels for one format of dy.
 struct Backward {
-    q: &'static str,
-    kv: &'static str,
+    q: Entry<kernels::AttentionFp8Backward>,
+    kv: Entry<kernels::AttentionFp8Backward>,
 }
 
-macro_rules! kernels {
-    ($padded:literal) => {
-        Kernels {
-            padded: $padded,
-            forward: concat!("attention_fp8_", $padded),
-            e4m3: Backward {
-                q: concat!("attention_fp8_backward_q_e4m3_", $padded),
-                kv: concat!("attention_fp8_backward_kv_e4m3_", $padded),
-            },
-            e5m2: Backward {
-                q: concat!("attention_fp8_backward_q_e5m2_", $padded),
-                kv: concat!("attention_fp8_backward_kv_e5m2_", $padded),
-            },
-        }
-    };
-}
-
-static KERNELS: [Kernels; 2] = [kernels!(64), kernels!(128)];
+const KERNELS: [&Kernels; 2] = [
+    &Kernels {
+        padded: 64,
+        forward: kernels::ATTENTION_FP8_64,
+        e4m3: Backward {
+            q: kernels::ATTENTION_FP8_BACKWARD_Q_E4M3_64,
+            kv: kernels::ATTENTION_FP8_BACKWARD_KV_E4M3_64,
+        },
+        e5m2: Backward {
+            q: kernels::ATTENTION_FP8_BACKWARD_Q_E5M2_64,
+            kv: kernels::ATTENTION_FP8_BACKWARD_KV_E5M2_64,
+        },
+    },
+    &Kernels {
+        padded: 128,
+        forward: kernels::ATTENTION_FP8_128,
+        e4m3: Backward {
+            q: kernels::ATTENTION_FP8_BACKWARD_Q_E4M3_128,
+            kv: kernels::ATTENTION_FP8_BACKWARD_KV_E4M3_128,
+        },
+        e5m2: Backward {
+            q: kernels::ATTENTION_FP8_BACKWARD_Q_E5M2_128,
+            kv: kernels::ATTENTION_FP8_BACKWARD_KV_E5M2_128,
+        },
+    },
+];
 
 impl Kernels {
     /// `None` for a head size that the tensor cores' kernels do not take.
     fn new(head_dim: usize) -> Option<&'static Self> {
         match head_dim {
-            16..=64 if head_dim.is_multiple_of(16) => Some(&KERNELS[0]),
-            65..=128 if head_dim.is_multiple_of(16) => Some(&KERNELS[1]),
+            16..=64 if head_dim.is_multiple_of(16) => Some(KERNELS[0]),
+            65..=128 if head_dim.is_multiple_of(16) => Some(KERNELS[1]),
             _ => None,
         }
     }

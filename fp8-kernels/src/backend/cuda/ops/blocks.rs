@@ -1,6 +1,7 @@
 //! Quantization with a scale for each row or block: the host's side of `blocks.cuh`, for every operation that quantizes.
 
-use super::{Arg, Buffer, Gpu, Grid, format_number};
+use super::kernels::BlockParams;
+use super::{Buffer, Gpu, Grid, Out, format_number};
 use crate::fp8_tensor::Layout;
 use crate::{BlockRule, DType, Device, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, bf16};
 use fp8_format::Blocks;
@@ -20,9 +21,6 @@ pub(super) const fn blocks_number(blocks: Blocks) -> i32 {
     }
 }
 
-/// Parameters of a kernel that begin after those of what it quantizes: `BLOCK_PARAMS` of `blocks.cuh`.
-pub(super) type BlockArgs = [Arg; 17];
-
 /// The values that an operation quantizes.
 pub(super) struct Values<'a> {
     pub(super) op: &'static str,
@@ -35,13 +33,13 @@ pub(super) struct Values<'a> {
 }
 
 /// Quantizes with a scale for each row or block. `launch` starts the operation's kernel with a thread block for each tile and
-/// the parameters that it gets behind its own, at most twice.
+/// the parameters of the quantization, at most twice.
 pub(super) fn quantize(
     gpu: &Gpu,
     values: &Values<'_>,
     slot: &Slot<'_>,
     rule: &BlockRule,
-    launch: impl Fn(Grid, &BlockArgs) -> Result<()>,
+    launch: impl Fn(Grid, BlockParams) -> Result<()>,
 ) -> Result<Operand> {
     let Values { op, shape, .. } = *values;
     let matrix @ [rows, cols] = shape.matrix();
@@ -59,37 +57,37 @@ pub(super) fn quantize(
         let is_one = turned_sharing.blocks().is_none();
         let amaxes =
             [amaxes(by_rows, rows)?, amaxes(by_rows && turned.is_some(), if is_one { 1 } else { cols })?];
-        let args = |measures: bool| -> Result<BlockArgs> {
+        let params = |measures: bool| -> Result<BlockParams> {
             let Scaling { rule: number, epsilon, scale_max } = Scaling::new(rule, values.dtype);
             let [row_amaxes, col_amaxes] = amaxes.each_ref().map(Option::as_ref);
             let amax = slot.amax.filter(|_| !measures).map_or(Ok(0), |cell| cell.cuda(op))?;
             let counters = slot.counters.filter(|_| !measures).map_or(Ok(0), |counters| counters.cuda(op))?;
-            Ok([
-                blocks_number(rule.blocks()).into(),
-                number.into(),
-                slot.encoding.max().into(),
-                epsilon.into(),
-                scale_max.into(),
-                (&rowwise.codes).into(),
-                turned.as_ref().map(|turned| &turned.codes).into(),
-                format_number(slot.encoding).into(),
-                (&rowwise.factors).into(),
-                turned.as_ref().map(|turned| &turned.factors).into(),
-                row_amaxes.into(),
-                col_amaxes.into(),
-                i32::from(is_one).into(),
-                i32::from(measures).into(),
-                amax.into(),
-                counters.into(),
-                values.partial_sums.into(),
-            ])
+            Ok(BlockParams {
+                blocks: blocks_number(rule.blocks()),
+                rule: number,
+                fp8_max: slot.encoding.max(),
+                epsilon,
+                scale_max,
+                codes: Out::u8(&rowwise.codes),
+                columnwise: Out::u8(turned.as_ref().map(|turned| &turned.codes)),
+                format: format_number(slot.encoding),
+                scale_inv: Out::void(&rowwise.factors),
+                columnwise_scale_inv: Out::void(turned.as_ref().map(|turned| &turned.factors)),
+                row_amaxes: Out::i32(row_amaxes),
+                col_amaxes: Out::i32(col_amaxes),
+                one_column: is_one.into(),
+                measure: measures.into(),
+                amax: Out::i32(amax),
+                counters: Out::u64(counters),
+                partial_sums: Out::f32(values.partial_sums),
+            })
         };
         let tiles = rows.div_ceil(TILE) * cols.div_ceil(TILE);
         let grid = Grid::new(op, tiles as u64, THREADS)?;
         if by_rows {
-            launch(grid, &args(true)?)?;
+            launch(grid, params(true)?)?;
         }
-        launch(grid, &args(false)?)?;
+        launch(grid, params(false)?)?;
     }
     let tensor = |buffer, shape| Tensor::from_cuda(buffer, shape, values.device);
     let layout = |target: Target, shape, sharing| Layout {

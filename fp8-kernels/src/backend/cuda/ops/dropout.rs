@@ -1,6 +1,7 @@
 //! `dropout` on a GPU.
 
-use super::{Arg, Buffer, Gpu, Grid, Out, Source, args, dtype_number, kernels};
+use super::kernels::DropoutOnParameters;
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::cells::Counts;
 use crate::dropout_state;
 use crate::ops::Dropout;
@@ -21,14 +22,25 @@ impl Mask {
         Ok(Self { key, first: dropout.draw.first, threshold, factor })
     }
 
-    /// The parameters key, first, threshold, factor.
-    pub(super) fn args(&self) -> [Arg; 4] {
-        args![&self.key, self.first, self.threshold, self.factor]
+    /// The parameters of a kernel that drops.
+    pub(super) fn parameters(&self) -> DropoutOnParameters {
+        DropoutOnParameters {
+            dropout_key: In::dropout_key(&self.key),
+            dropout_first: self.first,
+            dropout_threshold: self.threshold,
+            dropout_factor: self.factor,
+        }
     }
 
-    /// The same where nothing is dropped, for kernels that take both: no key, and the factor 1.
-    pub(super) fn none() -> [Arg; 4] {
-        args![None::<&Buffer>, 0u64, 0u32, 1.0f32]
+    /// The parameters of a kernel that drops only where it is given a key.
+    pub(super) fn optional(mask: Option<&Self>) -> DropoutOnParameters {
+        const NONE: DropoutOnParameters = DropoutOnParameters {
+            dropout_key: In::new(0),
+            dropout_first: 0,
+            dropout_threshold: 0,
+            dropout_factor: 1.0,
+        };
+        mask.map_or(NONE, Self::parameters)
     }
 }
 
@@ -44,11 +56,19 @@ pub(crate) fn dropout(gpu: &Gpu, op: &'static str, x: &Tensor, dropout: &Dropout
     let (values, len) = (x.cuda(op)?, x.numel());
     let y = gpu.alloc(x.dtype(), len)?;
     let mask = Mask::new(gpu, op, dropout)?;
-    let kernel = gpu.kernel(Source::Dropout, "dropout")?;
-    let [key, first, threshold, factor] = mask.args();
-    let args = [args![values, &y, len as u64, dtype_number(x.dtype())], [key, first, threshold, factor]];
+    let kernel = gpu.load(kernels::DROPOUT)?;
+    let args = kernels::Dropout {
+        x: In::void(values),
+        y: Out::void(&y),
+        n: len as u64,
+        dtype: dtype_number(x.dtype()),
+        key: In::dropout_key(&mask.key),
+        first: mask.first,
+        threshold: mask.threshold,
+        factor: mask.factor,
+    };
     // SAFETY: x and y have n elements of that type, the key is two u64 and freed behind the launch.
-    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), args.as_flattened()) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
 
@@ -64,24 +84,33 @@ pub(crate) fn dropout_add(
     let added = residual.map(|residual| residual.cuda(op)).transpose()?;
     let dtype = residual.unwrap_or(x).dtype();
     let y = gpu.alloc(dtype, len)?;
-    let [hidden, path] =
-        [hidden, path].map(|dropout| dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose());
-    let (hidden, path) = (hidden?, path?);
-    let of = |mask: &Option<Mask>| {
-        mask.as_ref().map_or_else(|| args![None::<&Buffer>, 0u64, 0u32, 1f32], Mask::args)
-    };
+    let masks = [hidden, path].map(|dropout| dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose());
+    let [hidden_mask, path_mask] = masks;
+    let (hidden_mask, path_mask) = (hidden_mask?, path_mask?);
+    let [hidden, path] = [&hidden_mask, &path_mask].map(|mask| Mask::optional(mask.as_ref()));
     let entry = x.shape().iter().skip(1).product::<usize>().max(1) as u64;
-    let kernel = gpu.kernel(Source::Dropout, "dropout_add")?;
-    let types = [dtype, x.dtype(), dtype].map(dtype_number);
-    let args = [
-        args![added, values, &y, len as u64],
-        args![entry, types[0], types[1], types[2]],
-        of(&hidden),
-        of(&path),
-    ];
+    let kernel = gpu.load(kernels::DROPOUT_ADD)?;
+    let args = kernels::DropoutAdd {
+        residual: In::void(added),
+        x: In::void(values),
+        y: Out::void(&y),
+        n: len as u64,
+        entry,
+        residual_type: dtype_number(dtype),
+        x_type: dtype_number(x.dtype()),
+        y_type: dtype_number(dtype),
+        hidden_key: hidden.dropout_key,
+        hidden_first: hidden.dropout_first,
+        hidden_threshold: hidden.dropout_threshold,
+        hidden_factor: hidden.dropout_factor,
+        path_key: path.dropout_key,
+        path_first: path.dropout_first,
+        path_threshold: path.dropout_threshold,
+        path_factor: path.dropout_factor,
+    };
     // SAFETY: the tensors have n elements of those types, checked by `ops::dropout_add` or made above; the residual
     // is null or such a tensor; a key is null or two u64, freed behind the launch.
-    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), args.as_flattened()) }?;
+    unsafe { kernel.launch(gpu, Grid::flat(gpu, len), &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
 

@@ -21,7 +21,6 @@ pub(crate) mod gemm;
 mod gemm_blocks;
 pub(crate) mod gemm_fp8;
 pub(crate) mod grad_norm;
-#[allow(dead_code, reason = "launches whose kernel is chosen at run time still list their arguments")]
 mod kernels;
 pub(crate) mod kv_cache;
 pub(crate) mod loss_scale;
@@ -45,8 +44,6 @@ pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
 use super::runtime::{
-    Arg, Buffer, Faults, Gpu, Grid, In, Joined, KernelFile, Known, Out, Void, args, cublaslt, launch,
-    product, signatures,
+    Buffer, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product, signatures,
 };
 use numbers::{dtype_number, format_number};
-use source::Source;

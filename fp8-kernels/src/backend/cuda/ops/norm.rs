@@ -6,7 +6,7 @@
 
 use super::blocks::{self, Values};
 use super::slot::{self, AmaxRequest, Output};
-use super::{Arg, Buffer, Gpu, Grid, Joined, Source, args, dtype_number};
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{Norm, NormOptions, NormStats};
 use crate::{BlockRule, DType, Operand, Result, Shape, Slot, Tensor};
 
@@ -134,29 +134,31 @@ impl Forward<'_> {
         self.rows(&Rows { stats: stats.addresses(), ..self.all() })?;
         let values =
             Values { op, shape: *x.shape(), dtype: DType::F32, device: x.device(), partial_sums: None };
-        blocks::quantize(self.gpu, &values, slot, rule, |grid, sink| {
-            let kernel = self.gpu.kernel(Source::Norm, "norm_blocks")?;
-            let [x, x_type, gamma, gamma_type, beta, beta_type, around_one] = self.inputs();
-            let [rows, cols, mean, rsigma] = args![self.rows, self.cols, stats.mean.as_ref(), &stats.rsigma];
-            let own = [x, x_type, gamma, gamma_type, beta, beta_type, around_one, rows, cols, mean, rsigma];
-            // SAFETY: the kernel's parameters (x, dtype, gamma, gamma_dtype, beta, beta_dtype, around_one, rows, cols, means,
-            // rsigmas, BLOCK_PARAMS). x holds [rows, cols], γ and β `cols`, statistics `rows`, written by the launch before; the
-            // rest is what `blocks` made for such a matrix.
-            unsafe { kernel.launch(self.gpu, grid, &Joined::new(own, *sink)) }
+        blocks::quantize(self.gpu, &values, slot, rule, |grid, block| {
+            let kernel = self.gpu.load(kernels::NORM_BLOCKS)?;
+            let args = kernels::NormBlocks {
+                x: In::void(self.x),
+                dtype: dtype_number(self.x.dtype()),
+                gamma: In::void(self.gamma),
+                gamma_dtype: dtype_number(self.gamma.dtype()),
+                beta: In::void(self.beta),
+                beta_dtype: self.beta_dtype(),
+                around_one: self.options.zero_centered_gamma.into(),
+                rows: self.rows,
+                cols: self.cols,
+                means: In::f32(stats.mean.as_ref()),
+                rsigmas: In::f32(&stats.rsigma),
+                block,
+            };
+            // SAFETY: x holds [rows, cols], γ and β `cols`, statistics `rows`, written by the launch before; the rest is what
+            // `blocks` made for such a matrix.
+            unsafe { kernel.launch(self.gpu, grid, &args) }
         })
     }
 
-    /// The parameters with which kernels of tiles begin.
-    fn inputs(&self) -> [Arg; 7] {
-        args![
-            self.x,
-            dtype_number(self.x.dtype()),
-            self.gamma,
-            dtype_number(self.gamma.dtype()),
-            self.beta,
-            self.beta.map_or(0, |beta| dtype_number(beta.dtype())),
-            i32::from(self.options.zero_centered_gamma),
-        ]
+    /// The number of β's type, which means nothing where there is no β.
+    fn beta_dtype(&self) -> i32 {
+        self.beta.map_or(0, |beta| dtype_number(beta.dtype()))
     }
 
     /// Every row, with nothing to write.
@@ -173,54 +175,54 @@ impl Forward<'_> {
         if rows.count == 0 || self.cols == 0 {
             return Ok(());
         }
-        let (name, [threads, at_once]) = match self.cols {
-            ..=WARP_COLUMNS if self.cols.is_multiple_of(8) => ("norm_held_warp", [256, 8]),
+        let (kernel, [threads, at_once]) = match self.cols {
+            ..=WARP_COLUMNS if self.cols.is_multiple_of(8) => (kernels::NORM_HELD_WARP, [256, 8]),
             ..=BLOCK_COLUMNS if self.cols.is_multiple_of(8) => {
-                ("norm_held_block", [self.cols.div_ceil(HELD).next_multiple_of(32), 1])
+                (kernels::NORM_HELD_BLOCK, [self.cols.div_ceil(HELD).next_multiple_of(32), 1])
             }
-            ..=WARP_COLUMNS => ("norm_read_warp", [256, 8]),
-            _ => ("norm_read_block", [256, 1]),
+            ..=WARP_COLUMNS => (kernels::NORM_READ_WARP, [256, 8]),
+            _ => (kernels::NORM_READ_BLOCK, [256, 1]),
         };
-        let kernel = self.gpu.kernel(Source::Norm, name)?;
+        let kernel = self.gpu.load(kernel)?;
         let threads = threads as u32;
         let blocks = self.gpu.blocks(rows.count, at_once, 2048 / threads);
         let skipped = rows.first * self.cols;
         let x = self.x.ptr() + skipped * self.x.dtype().size() as u64;
         let [means, rsigmas] = rows.stats.map(|stats| if stats == 0 { 0 } else { stats + 4 * rows.first });
-        let arguments = args![
-            x,
-            dtype_number(self.x.dtype()),
-            self.gamma,
-            dtype_number(self.gamma.dtype()),
-            self.beta,
-            self.beta.map_or(0, |beta| dtype_number(beta.dtype())),
-            i32::from(self.options.norm == Norm::LayerNorm),
-            i32::from(self.options.zero_centered_gamma),
-            self.options.eps,
-            rows.count,
-            self.cols,
-            means,
-            rsigmas,
-            rows.y,
-            rows.codes,
-            rows.format,
-            rows.scale,
-            rows.scale_inv,
-            rows.amax,
-            rows.counters,
-            rows.unset,
-        ];
-        // SAFETY: parameters are those of ROWS in kernels/norm.cu. x holds `first + count` rows of `cols`, of which the
+        let args = kernels::Norm {
+            x: In::void(x),
+            dtype: dtype_number(self.x.dtype()),
+            gamma: In::void(self.gamma),
+            gamma_dtype: dtype_number(self.gamma.dtype()),
+            beta: In::void(self.beta),
+            beta_dtype: self.beta_dtype(),
+            centered: (self.options.norm == Norm::LayerNorm).into(),
+            around_one: self.options.zero_centered_gamma.into(),
+            eps: self.options.eps,
+            rows: rows.count,
+            cols: self.cols,
+            means: Out::f32(means),
+            rsigmas: Out::f32(rsigmas),
+            y: Out::void(rows.y),
+            codes: Out::u8(rows.codes),
+            format: rows.format,
+            scale: In::f32(rows.scale),
+            scale_inv: Out::f32(rows.scale_inv),
+            amax: Out::i32(rows.amax),
+            counters: Out::u64(rows.counters),
+            unset: In::f32(rows.unset),
+        };
+        // SAFETY: x holds `first + count` rows of `cols`, of which the
         // kernel gets the address of row `first`; γ and β hold `cols`, checked by ops::norm; statistics have one f32 a row
         // from there on; y and codes, given with all rows only, have x's extents; cells are alive: their slot is borrowed.
-        // The named kernel takes this number of columns with these threads.
-        unsafe { kernel.launch(self.gpu, Grid { blocks, threads, shared: 0 }, &arguments) }
+        // The kernel takes this number of columns with these threads.
+        unsafe { kernel.launch(self.gpu, Grid { blocks, threads, shared: 0 }, &args) }
     }
 
     /// Codes as stored and transposed.
     fn tiles(&self, stats: &Stats, output: &Output<'_>, columnwise: &Buffer) -> Result<()> {
         let row_bytes = self.cols * self.x.dtype().size() as u64;
-        let kernel = self.gpu.kernel(Source::Norm, "norm_tiles")?;
+        let kernel = self.gpu.load(kernels::NORM_TILES)?;
         let step = (BAND / row_bytes / TILE[0]).max(1) * TILE[0];
         let mut first = 0;
         while first < self.rows {
@@ -228,26 +230,32 @@ impl Forward<'_> {
             self.rows(&Rows { first, count, stats: stats.addresses(), ..Rows::default() })?;
             let tiles = count.div_ceil(TILE[0]) * self.cols.div_ceil(TILE[1]);
             let grid = Grid { blocks: self.gpu.blocks(tiles, 1, 8), threads: 256, shared: 0 };
-            let rest = args![
-                self.rows,
-                self.cols,
-                first,
-                count,
-                stats.mean.as_ref(),
-                &stats.rsigma,
-                output.rowwise(),
-                columnwise,
-                output.format(),
-                output.scale(),
-                output.scale_inv(),
-                output.amax("norm")?,
-                output.counters("norm")?,
-            ];
-            let arguments = Joined::new(self.inputs(), rest);
-            // SAFETY: parameters are those of norm_tiles in kernels/norm.cu. x and both codes hold [rows, cols], γ and β
+            let args = kernels::NormTiles {
+                x: In::void(self.x),
+                dtype: dtype_number(self.x.dtype()),
+                gamma: In::void(self.gamma),
+                gamma_dtype: dtype_number(self.gamma.dtype()),
+                beta: In::void(self.beta),
+                beta_dtype: self.beta_dtype(),
+                around_one: self.options.zero_centered_gamma.into(),
+                rows: self.rows,
+                cols: self.cols,
+                first_row: first,
+                band: count,
+                means: In::f32(stats.mean.as_ref()),
+                rsigmas: In::f32(&stats.rsigma),
+                codes: Out::u8(output.rowwise()),
+                transposed: Out::u8(columnwise),
+                format: output.format(),
+                scale: In::f32(output.scale()),
+                scale_inv: Out::f32(output.scale_inv()),
+                amax: Out::i32(output.amax("norm")?),
+                counters: Out::u64(output.counters("norm")?),
+            };
+            // SAFETY: x and both codes hold [rows, cols], γ and β
             // `cols`, statistics `rows`, those of this band written by the launch before; `first` is a multiple of a
             // tile's rows; cells are alive: their slot is borrowed.
-            unsafe { kernel.launch(self.gpu, grid, &arguments) }?;
+            unsafe { kernel.launch(self.gpu, grid, &args) }?;
             first += count;
         }
         Ok(())
@@ -319,80 +327,83 @@ impl Backward<'_> {
         let partial_beta = dbeta.map(|_| partial()).transpose()?;
         if held {
             let grid = Grid::new("norm_backward", parts, threads)?;
-            self.launch("norm_backward_held", grid, dx, Some([Some(&partial_gamma), partial_beta.as_ref()]))?;
+            let kernel = self.gpu.load(kernels::NORM_BACKWARD_HELD)?;
+            let args = kernels::NormBackwardHeld {
+                backward: self.params(dx),
+                partial_gamma: Out::f32(&partial_gamma),
+                partial_beta: Out::f32(partial_beta.as_ref()),
+            };
+            // SAFETY: tensors are as `params` says; partial sums hold [blocks, cols].
+            unsafe { kernel.launch(self.gpu, grid, &args) }?;
         } else {
-            let (name, at_once) = if self.cols <= WARP_COLUMNS {
-                ("norm_backward_warp", 8)
+            let (kernel, at_once) = if self.cols <= WARP_COLUMNS {
+                (kernels::NORM_BACKWARD_WARP, 8)
             } else {
-                ("norm_backward_block", 1)
+                (kernels::NORM_BACKWARD_BLOCK, 1)
             };
             let grid = Grid { blocks: self.gpu.blocks(self.rows, at_once, 8), threads, shared: 0 };
-            self.launch(name, grid, dx, None)?;
+            let args = kernels::NormBackward { backward: self.params(dx) };
+            // SAFETY: tensors are as `params` says.
+            unsafe { self.gpu.load(kernel)?.launch(self.gpu, grid, &args) }?;
             self.columns(parts, strips, &partial_gamma, partial_beta.as_ref())?;
         }
-        let kernel = self.gpu.kernel(Source::Norm, "norm_backward_sums")?;
+        let kernel = self.gpu.load(kernels::NORM_BACKWARD_SUMS)?;
         let blocks = strips * if dbeta.is_some() { 2 } else { 1 };
         let grid = Grid::new("norm_backward", blocks, 1024)?;
-        let arguments = args![&partial_gamma, partial_beta.as_ref(), parts, self.cols, dgamma, dbeta];
-        // SAFETY: parameters are those of norm_backward_sums in kernels/norm.cu: partial sums hold [parts, cols], written by
+        let args = kernels::NormBackwardSums {
+            partial_gamma: In::f32(&partial_gamma),
+            partial_beta: In::f32(partial_beta.as_ref()),
+            parts,
+            cols: self.cols,
+            dgamma: Out::f32(dgamma),
+            dbeta: Out::f32(dbeta),
+        };
+        // SAFETY: partial sums hold [parts, cols], written by
         // the launches before, results `cols`; the second half of the blocks exists only where there is a dβ.
-        unsafe { kernel.launch(self.gpu, grid, &arguments) }
+        unsafe { kernel.launch(self.gpu, grid, &args) }
     }
 
-    /// A kernel that takes BACKWARD_PARAMS, and partial sums behind them if they are given.
-    fn launch(
-        &self,
-        name: &'static str,
-        grid: Grid,
-        dx: &Buffer,
-        partial: Option<[Option<&Buffer>; 2]>,
-    ) -> Result<()> {
-        let kernel = self.gpu.kernel(Source::Norm, name)?;
-        let arguments = args![
-            self.dy,
-            dtype_number(self.dy.dtype()),
-            self.x,
-            dtype_number(self.x.dtype()),
-            self.gamma,
-            dtype_number(self.gamma.dtype()),
-            self.around_one,
-            self.mean,
-            self.rsigma,
-            self.residual,
-            self.residual.map_or(0, |residual| dtype_number(residual.dtype())),
-            dx,
-            self.rows,
-            self.cols,
-            partial.and_then(|[gamma, _]| gamma),
-            partial.and_then(|[_, beta]| beta),
-        ];
-        let count = if partial.is_some() { arguments.len() } else { arguments.len() - 2 };
-        // SAFETY: parameters are those of BACKWARD_PARAMS in kernels/norm.cu, and partial sums of [blocks, cols] for the
-        // kernel that has them. dy, x, residual and dx hold [rows, cols], γ `cols`, statistics `rows`: checked by
-        // ops::norm_backward. dx is new, so nothing that is read is written.
-        unsafe { kernel.launch(self.gpu, grid, &arguments[..count]) }
+    /// The parameters with which the kernels of dx begin. dy, x, the residual and dx hold [rows, cols], γ `cols`, statistics
+    /// `rows`, as `ops::norm_backward` has checked; dx is new, so nothing that is read is written.
+    fn params(&self, dx: &Buffer) -> kernels::BackwardParams {
+        kernels::BackwardParams {
+            dy: In::void(self.dy),
+            dy_dtype: dtype_number(self.dy.dtype()),
+            x: In::void(self.x),
+            dtype: dtype_number(self.x.dtype()),
+            gamma: In::void(self.gamma),
+            gamma_dtype: dtype_number(self.gamma.dtype()),
+            around_one: self.around_one,
+            means: In::f32(self.mean),
+            rsigmas: In::f32(self.rsigma),
+            residual: In::void(self.residual),
+            residual_dtype: self.residual.map_or(0, |residual| dtype_number(residual.dtype())),
+            dx: Out::void(dx),
+            rows: self.rows,
+            cols: self.cols,
+        }
     }
 
     /// Partial sums over rows, `parts` for each column.
     fn columns(&self, parts: u64, strips: u64, gamma: &Buffer, beta: Option<&Buffer>) -> Result<()> {
-        let kernel = self.gpu.kernel(Source::Norm, "norm_backward_columns")?;
+        let kernel = self.gpu.load(kernels::NORM_BACKWARD_COLUMNS)?;
         let grid = Grid::new("norm_backward", strips * parts, 256)?;
-        let arguments = args![
-            self.dy,
-            dtype_number(self.dy.dtype()),
-            self.x,
-            dtype_number(self.x.dtype()),
-            self.mean,
-            self.rsigma,
-            self.rows,
-            self.cols,
+        let args = kernels::NormBackwardColumns {
+            dy: In::void(self.dy),
+            dy_dtype: dtype_number(self.dy.dtype()),
+            x: In::void(self.x),
+            dtype: dtype_number(self.x.dtype()),
+            means: In::f32(self.mean),
+            rsigmas: In::f32(self.rsigma),
+            rows: self.rows,
+            cols: self.cols,
             parts,
-            self.rows.div_ceil(parts),
-            gamma,
-            beta,
-        ];
-        // SAFETY: parameters are those of norm_backward_columns in kernels/norm.cu: dy and x hold [rows, cols], statistics
+            part_rows: self.rows.div_ceil(parts),
+            partial_gamma: Out::f32(gamma),
+            partial_beta: Out::f32(beta),
+        };
+        // SAFETY: dy and x hold [rows, cols], statistics
         // `rows`, partial sums [parts, cols]; there is a block for each strip of 32 columns and each part.
-        unsafe { kernel.launch(self.gpu, grid, &arguments) }
+        unsafe { kernel.launch(self.gpu, grid, &args) }
     }
 }

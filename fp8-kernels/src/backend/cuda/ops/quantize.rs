@@ -6,10 +6,7 @@ use super::blocks::{self, Values};
 use super::reduce::{self, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::{run, strips, tiles};
-use super::{
-    Buffer, Gpu, Grid, In, Joined, Out, Source, amax, args, dtype_number, format_number, kernels, launch,
-    transpose,
-};
+use super::{Buffer, Gpu, Grid, In, Out, amax, dtype_number, format_number, kernels, launch, transpose};
 use crate::{BlockRule, DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::Blocks;
 
@@ -127,11 +124,17 @@ fn by_blocks(
     let [rows, cols] = x.shape().matrix();
     let (shape, dtype, device) = (*x.shape(), x.dtype(), x.device());
     let values = Values { op, shape, dtype, device, partial_sums };
-    blocks::quantize(gpu, &values, slot, rule, |grid, sink| {
-        let kernel = gpu.kernel(Source::Quantize, "quantize_blocks")?;
-        let own = args![x.cuda(op)?, dtype_number(dtype), rows as u64, cols as u64];
+    blocks::quantize(gpu, &values, slot, rule, |grid, block| {
+        let kernel = gpu.load(kernels::QUANTIZE_BLOCKS)?;
+        let args = kernels::QuantizeBlocks {
+            x: In::void(x.cuda(op)?),
+            dtype: dtype_number(dtype),
+            rows: rows as u64,
+            cols: cols as u64,
+            block,
+        };
         // SAFETY: x holds rows · cols elements, the rest is what `blocks` made for such a matrix.
-        unsafe { kernel.launch(gpu, grid, &Joined::new(own, *sink)) }
+        unsafe { kernel.launch(gpu, grid, &args) }
     })
 }
 
@@ -206,24 +209,23 @@ fn output<'a>(gpu: &Gpu, op: &'static str, x: &'a Tensor, slot: &'a Slot<'a>) ->
 
 fn flat(gpu: &Gpu, op: &'static str, x: &Tensor, output: &Output<'_>) -> Result<()> {
     let n = x.numel() as u64;
-    let name = match x.dtype() {
-        DType::BF16 => "quantize_bf16",
-        DType::F16 => "quantize_f16",
-        DType::F32 | DType::I32 | DType::U8 => "quantize_f32",
-    };
-    let kernel = gpu.kernel(Source::Quantize, name)?;
+    let kernel = gpu.load(match x.dtype() {
+        DType::BF16 => kernels::QUANTIZE_BF16,
+        DType::F16 => kernels::QUANTIZE_F16,
+        DType::F32 | DType::I32 | DType::U8 => kernels::QUANTIZE_F32,
+    })?;
     let bytes = n * x.dtype().size() as u64;
     let grid = Grid { blocks: gpu.blocks(bytes, STEP_BYTES, 8), threads: THREADS, shared: 0 };
-    let args = args![
-        x.cuda(op)?,
+    let args = kernels::Quantize {
+        x: In::void(x.cuda(op)?),
         n,
-        output.rowwise(),
-        output.format(),
-        output.scale(),
-        output.scale_inv(),
-        output.amax(op)?,
-        output.counters(op)?,
-    ];
+        codes: Out::u8(output.rowwise()),
+        format: output.format(),
+        scale: In::f32(output.scale()),
+        scale_inv: Out::f32(output.scale_inv()),
+        amax: Out::i32(output.amax(op)?),
+        counters: Out::u64(output.counters(op)?),
+    };
     // SAFETY: x holds n elements of the kernel's type (checked by `ops`), codes n bytes; cells are alive: their slot
     // is borrowed.
     unsafe { kernel.launch(gpu, grid, &args) }

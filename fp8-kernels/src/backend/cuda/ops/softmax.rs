@@ -1,6 +1,7 @@
 //! `softmax` on a GPU: a warp for a row of up to 1024 keys, a block for a longer one.
 
-use super::{Gpu, Grid, Source, args, dtype_number};
+use super::kernels::MaskParameters;
+use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::{Error, Result, Shape, Tensor};
 
 /// The longest row that a warp holds in its registers, as the kernels have it.
@@ -26,39 +27,25 @@ pub(crate) fn softmax(
         Some(mask) => (Some(mask.cuda(op)?), MaskLayout::new(mask.shape(), x.shape())),
         None => (None, MaskLayout::default()),
     };
-    let (name, grid) = match keys {
-        0..=WARP_KEYS => ("softmax_warp", warps(gpu, rows)),
-        _ if keys.is_multiple_of(8) => ("softmax_block", row_blocks(gpu, rows)),
-        _ => ("softmax_block_ragged", row_blocks(gpu, rows)),
+    let (kernel, grid) = match keys {
+        0..=WARP_KEYS => (kernels::SOFTMAX_WARP, warps(gpu, rows)),
+        _ if keys.is_multiple_of(8) => (kernels::SOFTMAX_BLOCK, row_blocks(gpu, rows)),
+        _ => (kernels::SOFTMAX_BLOCK_RAGGED, row_blocks(gpu, rows)),
     };
-    let kernel = gpu.kernel(Source::Softmax, name)?;
-    let ([e0, e1, e2, e3, e4], [s0, s1, s2, s3, s4]) = (layout.extents, layout.strides);
-    let args = args![
-        scores,
-        &y,
-        dtype_number(x.dtype()),
+    let args = kernels::Softmax {
+        x: In::void(scores),
+        y: Out::void(&y),
+        dtype: dtype_number(x.dtype()),
         rows,
         keys,
         queries,
         scale,
-        i32::from(causal),
-        bytes,
-        e0,
-        e1,
-        e2,
-        e3,
-        e4,
-        s0,
-        s1,
-        s2,
-        s3,
-        s4,
-        layout.step,
-    ];
-    // SAFETY: the kernel's parameters (x, y, dtype, rows, keys, queries, scale, causal, mask, extents, strides, step); x and
-    // y hold rows · keys elements of that type, rows a multiple of queries, and the mask's strides stay within it since its
-    // extents are those of x or 1 (checked by `ops::softmax`).
-    unsafe { kernel.launch(gpu, grid, &args) }?;
+        causal: causal.into(),
+        mask: layout.parameters(bytes),
+    };
+    // SAFETY: x and y hold rows · keys elements of that type, rows a multiple of queries, and the mask's strides stay within
+    // it since its extents are those of x or 1 (checked by `ops::softmax`).
+    unsafe { gpu.load(kernel)?.launch(gpu, grid, &args) }?;
     Ok(Tensor::from_cuda(y, *x.shape(), x.device()))
 }
 
@@ -69,16 +56,22 @@ pub(crate) fn softmax_backward(gpu: &Gpu, dy: &Tensor, y: &Tensor, scale: f32) -
         return Ok(Tensor::from_cuda(dx, *y.shape(), y.device()));
     }
     let (rows, keys) = rows(op, y)?;
-    let (name, grid) = match keys {
-        0..=WARP_KEYS => ("softmax_backward_warp", warps(gpu, rows)),
-        _ => ("softmax_backward_block", row_blocks(gpu, rows)),
+    let (kernel, grid) = match keys {
+        0..=WARP_KEYS => (kernels::SOFTMAX_BACKWARD_WARP, warps(gpu, rows)),
+        _ => (kernels::SOFTMAX_BACKWARD_BLOCK, row_blocks(gpu, rows)),
     };
-    let kernel = gpu.kernel(Source::Softmax, name)?;
-    let types = [dy, y].map(|tensor| dtype_number(tensor.dtype()));
-    let args = args![dy.cuda(op)?, y.cuda(op)?, &dx, types[0], types[1], rows, keys, scale];
-    // SAFETY: the kernel's parameters (dy, y, dx, dy_dtype, dtype, rows, keys, scale); all three hold rows · keys elements
-    // (checked by `ops::softmax_backward`; dx made above), of those types.
-    unsafe { kernel.launch(gpu, grid, &args) }?;
+    let args = kernels::SoftmaxBackward {
+        dy: In::void(dy.cuda(op)?),
+        y: In::void(y.cuda(op)?),
+        dx: Out::void(&dx),
+        dy_dtype: dtype_number(dy.dtype()),
+        dtype: dtype_number(y.dtype()),
+        rows,
+        keys,
+        scale,
+    };
+    // SAFETY: all three hold rows · keys elements (checked by `ops::softmax_backward`; dx made above), of those types.
+    unsafe { gpu.load(kernel)?.launch(gpu, grid, &args) }?;
     Ok(Tensor::from_cuda(dx, *y.shape(), y.device()))
 }
 
@@ -117,6 +110,26 @@ impl Default for MaskLayout {
 }
 
 impl MaskLayout {
+    /// The mask's parameters of a kernel, with its address, or null where there is none.
+    fn parameters(&self, mask: Option<&Buffer>) -> MaskParameters {
+        let [extent0, extent1, extent2, extent3, extent4] = self.extents;
+        let [stride0, stride1, stride2, stride3, stride4] = self.strides;
+        MaskParameters {
+            mask: In::u8(mask),
+            extent0,
+            extent1,
+            extent2,
+            extent3,
+            extent4,
+            stride0,
+            stride1,
+            stride2,
+            stride3,
+            stride4,
+            step: self.step,
+        }
+    }
+
     fn new(mask: &Shape, scores: &Shape) -> Self {
         let mut layout = Self::default();
         let mut stride = 1;

@@ -1,7 +1,7 @@
 //! `transpose` on a GPU, by the size of an element.
 
 use super::tiles::{self, tiles};
-use super::{Gpu, Source, args};
+use super::{Gpu, In, Out, kernels};
 use crate::{Result, Shape, Tensor};
 
 /// Rows and columns of a tile of elements of 2 or 4 bytes, as the kernels have them.
@@ -10,15 +10,26 @@ const SIDE: usize = 64;
 pub(crate) fn transpose(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let [rows, cols] = x.shape().matrix();
     let out = gpu.alloc(x.dtype(), x.numel())?;
+    let codes = tiles(rows, cols);
     let squares = rows.div_ceil(SIDE) * cols.div_ceil(SIDE);
-    let (name, tiles) = match x.dtype().size() {
-        1 => ("transpose_u8", tiles(rows, cols)),
-        2 => ("transpose_u16", squares),
-        _ => ("transpose_u32", squares),
-    };
-    let kernel = gpu.kernel(Source::Transpose, name)?;
-    let args = args![x.cuda("transpose")?, rows as u64, cols as u64, &out];
-    // SAFETY: the kernel's parameters (x, rows, cols, out); both hold rows · cols elements of its size.
-    unsafe { kernel.launch(gpu, tiles::grid(gpu, tiles, 16), &args) }?;
-    Ok(Tensor::from_cuda(out, Shape::from([cols, rows]), x.device()))
+    let turned = Shape::from([cols, rows]);
+    let (values, rows, cols) = (x.cuda("transpose")?, rows as u64, cols as u64);
+    // SAFETY: x and out hold rows · cols elements of the kernel's size.
+    unsafe {
+        match x.dtype().size() {
+            1 => {
+                let args = kernels::TransposeU8 { x: In::u8(values), rows, cols, out: Out::u8(&out) };
+                gpu.load(kernels::TRANSPOSE_U8)?.launch(gpu, tiles::grid(gpu, codes, 16), &args)
+            }
+            2 => {
+                let args = kernels::TransposeU16 { x: In::u16(values), rows, cols, out: Out::u16(&out) };
+                gpu.load(kernels::TRANSPOSE_U16)?.launch(gpu, tiles::grid(gpu, squares, 16), &args)
+            }
+            _ => {
+                let args = kernels::TransposeU32 { x: In::u32(values), rows, cols, out: Out::u32(&out) };
+                gpu.load(kernels::TRANSPOSE_U32)?.launch(gpu, tiles::grid(gpu, squares, 16), &args)
+            }
+        }
+    }?;
+    Ok(Tensor::from_cuda(out, turned, x.device()))
 }

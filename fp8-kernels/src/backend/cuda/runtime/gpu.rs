@@ -5,11 +5,11 @@ use super::capture::Recorded;
 use super::context::{self, Context};
 use super::environment::Environment;
 use super::fault::Decode;
-use super::launch::{Entry, Kernel, TypedKernel};
+use super::launch::{Entry, TypedKernel};
 use super::loader::{self, Libraries};
 use super::matmul::Blas;
 use super::memory::Memory;
-use super::module::{KernelFile, Modules};
+use super::module::Modules;
 use super::nvrtc::Nvrtc;
 use super::options::CudaOptions;
 use super::parameters::Parameter;
@@ -89,12 +89,6 @@ impl Gpu {
     }
 
     /// Returns a kernel, compiled and loaded if this is its first use. The device's context is current afterwards.
-    pub(crate) fn kernel(&self, source: impl KernelFile, name: &'static str) -> Result<Kernel> {
-        self.ready()?;
-        self.0.modules.lock().kernel(self, &source, name)
-    }
-
-    /// The same for a kernel whose parameters are known.
     pub(crate) fn load<P: Parameter>(&self, entry: Entry<P>) -> Result<TypedKernel<P>> {
         self.ready()?;
         self.0.modules.lock().kernel(self, entry.file, entry.name).map(TypedKernel::new)

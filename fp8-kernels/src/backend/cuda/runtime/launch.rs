@@ -1,18 +1,14 @@
 //! Launching a kernel: arguments on the stack, nothing allocated.
 
 use super::context::Context;
-use super::memory::Buffer;
 use super::module::KernelFile;
-use super::parameters::{List, MAX_PARAMETERS, Parameter};
+use super::parameters::{List, Parameter};
 use crate::{Error, Result};
 use cudarc::driver::sys;
-use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-const MAX_ARGS: usize = MAX_PARAMETERS;
 /// Bytes of dynamic shared memory that every kernel may have; more must be asked for once per function.
 const SHARED_BYTES: u32 = 48 << 10;
 
@@ -77,80 +73,6 @@ pub(crate) fn count(op: &'static str, tensors: usize) -> Result<i32> {
     })
 }
 
-/// One argument: a device address or a number of four or eight bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Arg {
-    bits: u64,
-    size: usize,
-}
-
-impl From<u64> for Arg {
-    fn from(value: u64) -> Self {
-        Self { bits: value, size: 8 }
-    }
-}
-
-impl From<u32> for Arg {
-    fn from(value: u32) -> Self {
-        Self { bits: value.into(), size: 4 }
-    }
-}
-
-impl From<i32> for Arg {
-    fn from(value: i32) -> Self {
-        Self::from(value as u32)
-    }
-}
-
-impl From<f32> for Arg {
-    fn from(value: f32) -> Self {
-        Self::from(value.to_bits())
-    }
-}
-
-impl From<&Buffer> for Arg {
-    fn from(buffer: &Buffer) -> Self {
-        Self::from(buffer.ptr())
-    }
-}
-
-impl From<Option<&Buffer>> for Arg {
-    /// Null for none.
-    fn from(buffer: Option<&Buffer>) -> Self {
-        Self::from(buffer.map_or(0, Buffer::ptr))
-    }
-}
-
-/// `args![x, n as u64, 0.5f32]`: the arguments of one launch, in the kernel's order.
-macro_rules! args {
-    ($($arg:expr),* $(,)?) => { [$($crate::backend::cuda::runtime::launch::Arg::from($arg)),*] };
-}
-pub(crate) use args;
-
-/// The arguments `first`, and `second` behind them, without an allocation.
-pub(crate) struct Joined {
-    args: [Arg; MAX_ARGS],
-    len: usize,
-}
-
-impl Joined {
-    /// At most [`MAX_ARGS`] arguments: more do not compile.
-    pub(crate) fn new<const A: usize, const B: usize>(first: [Arg; A], second: [Arg; B]) -> Self {
-        const { assert!(A + B <= MAX_ARGS) };
-        let mut args = [Arg { bits: 0, size: 0 }; MAX_ARGS];
-        args.iter_mut().zip(first.into_iter().chain(second)).for_each(|(place, arg)| *place = arg);
-        Self { args, len: A + B }
-    }
-}
-
-impl Deref for Joined {
-    type Target = [Arg];
-
-    fn deref(&self) -> &[Arg] {
-        &self.args[..self.len]
-    }
-}
-
 /// A kernel file's kernel with the parameters `P`.
 pub(crate) struct Entry<P> {
     pub(super) file: &'static dyn KernelFile,
@@ -192,7 +114,7 @@ impl<P: Parameter> TypedKernel<P> {
         let mut list = List::new();
         parameters.list(&mut list);
         // SAFETY: the list is that of the kernel's signature; the caller vouches for the memory.
-        unsafe { self.kernel.launch_list(context, grid, list) }
+        unsafe { self.kernel.launch(context, grid, list) }
     }
 }
 
@@ -238,46 +160,12 @@ impl Kernel {
     /// Enqueues the kernel on the device's stream.
     ///
     /// # Safety
-    /// `args` are the kernel's parameters, in their order and of their types; every address among them names memory of
-    /// the device that holds what the kernel reads and has room for what it writes, on its stream.
-    pub(crate) unsafe fn launch(&self, context: &Context, grid: Grid, args: &[Arg]) -> Result<()> {
+    /// The list is that of the kernel's signature, and its addresses are as [`TypedKernel::launch`] says.
+    unsafe fn launch(&self, context: &Context, grid: Grid, mut list: List<'_>) -> Result<()> {
         if grid.blocks == 0 {
             return Ok(());
         }
-        self.check(args)?;
-        self.allow_shared(context, grid.shared)?;
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
-        for (pointer, arg) in pointers.iter_mut().zip(args) {
-            // Little-endian: a four-byte parameter is the first half of its eight bytes.
-            *pointer = std::ptr::from_ref(&arg.bits).cast_mut().cast();
-        }
-        let stream = context.raw_stream();
-        // SAFETY: the function is loaded in the context that is current; each pointer leads to an argument
-        // that lives through the call and has its parameter's size (checked above); the caller vouches for the rest.
-        let status = unsafe {
-            sys::cuLaunchKernel(
-                self.function.0,
-                grid.blocks,
-                1,
-                1,
-                grid.threads,
-                1,
-                1,
-                grid.shared,
-                stream,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        status.result().map_err(|error| context.driver_error("cuLaunchKernel", self.name, error))
-    }
-
-    /// The same with a list of parameters.
-    unsafe fn launch_list(&self, context: &Context, grid: Grid, mut list: List<'_>) -> Result<()> {
-        if grid.blocks == 0 {
-            return Ok(());
-        }
-        self.check_list(&list)?;
+        self.check(&list)?;
         self.allow_shared(context, grid.shared)?;
         let Grid { blocks, threads, shared } = grid;
         let (stream, places) = (context.raw_stream(), list.places.as_mut_ptr());
@@ -290,7 +178,7 @@ impl Kernel {
         status.result().map_err(|error| context.driver_error("cuLaunchKernel", self.name, error))
     }
 
-    fn check_list(&self, list: &List<'_>) -> Result<()> {
+    fn check(&self, list: &List<'_>) -> Result<()> {
         match list.sizes.get(..list.len) {
             Some(sizes) if *sizes == *self.parameters => Ok(()),
             sizes => Err(Error::Driver {
@@ -305,26 +193,6 @@ impl Kernel {
                 ),
             }),
         }
-    }
-
-    fn check(&self, args: &[Arg]) -> Result<()> {
-        let fits = args.len() == self.parameters.len()
-            && args.len() <= MAX_ARGS
-            && args.iter().zip(self.parameters.iter()).all(|(arg, &size)| arg.size == size);
-        if fits {
-            return Ok(());
-        }
-        Err(Error::Driver {
-            call: "cuLaunchKernel",
-            op: self.name.to_owned(),
-            code: 1,
-            text: format!(
-                "{} arguments of {:?} bytes do not fit the kernel's {:?}: the compiled kernel is not this version's",
-                args.len(),
-                args.iter().map(|arg| arg.size).collect::<Vec<_>>(),
-                self.parameters
-            ),
-        })
     }
 }
 

@@ -28,7 +28,7 @@ pub use allocator::CudaAllocator;
 pub(super) use fault::Faults;
 pub(crate) use gpu::{CudaGraph, Gpu};
 pub(crate) use known::Known;
-pub(super) use launch::{Arg, Entry, Grid, Joined, args};
+pub(super) use launch::{Entry, Grid};
 pub(crate) use memory::Buffer;
 pub(super) use module::KernelFile;
 pub use options::CudaOptions;
