@@ -1,8 +1,9 @@
 //! The run-time tag of the two formats.
 
-use crate::{Error, codec};
+mod parse;
+
+use crate::codec;
 use core::fmt;
-use core::str::FromStr;
 
 /// The FP8 format of a code, for formats that are known only at run time. For formats known at compile time use
 /// [`E4M3`](crate::E4M3) and [`E5M2`](crate::E5M2).
@@ -145,16 +146,5 @@ impl Encoding {
 impl fmt::Display for Encoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for Encoding {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self, Error> {
-        [Self::E4M3, Self::E5M2]
-            .into_iter()
-            .find(|encoding| encoding.name().eq_ignore_ascii_case(s))
-            .ok_or(Error::ParseEncoding { len: s.len() })
     }
 }

@@ -8,6 +8,7 @@
 
 mod cast_scales;
 mod flag;
+mod rows;
 
 pub use cast_scales::KeptScales;
 
@@ -442,13 +443,6 @@ impl Arena {
         }
         let remedy = format!("this arena has {} slots, numbered from 0", self.slots);
         Err(Error::Option { op, option: "slot", value: slot.to_string(), remedy })
-    }
-
-    fn expect_rows(&self, op: &'static str, values: &[f32], fits: bool) -> Result<()> {
-        if fits {
-            return Ok(());
-        }
-        Err(Error::Elements { op, len: values.len(), shape: [self.slots].into() })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::backend::cuda::{self, Gpu};
 use crate::memory::{self, Ledger};
-use crate::{Error, MemoryReport, Result, host};
+use crate::{Error, MemoryReport, Result, TransposePolicy, host};
 use std::fmt;
 
 /// A device that stores tensors and runs operations: the CPU or a GPU. Cheap to clone.
@@ -16,18 +16,6 @@ use std::fmt;
 pub struct Device {
     backend: Backend,
     transpose_policy: TransposePolicy,
-}
-
-/// The time at which a [`Device`] makes the transposed copy of an FP8 tensor, which dgrad and wgrad read on hardware whose
-/// FP8 GEMM supports only the TN layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum TransposePolicy {
-    /// During the cast, in the same pass over the tensor.
-    WithCast,
-    /// At the first use in backward, from the codes. This needs less memory between the passes.
-    OnDemand,
-    /// Never, because the GEMM reads either layout.
-    Never,
 }
 
 impl Device {

@@ -3,7 +3,8 @@
 //! A shape can have any extents, but the shape of a tensor has passed [`Shape::check_size`]. So no product of extents of a
 //! tensor overflows, even if another extent is 0.
 
-use crate::{Error, Result};
+mod size;
+
 use std::fmt;
 use std::ops::Deref;
 
@@ -41,34 +42,6 @@ impl Shape {
     /// Returns the number of elements; 1 for a scalar. Saturates at `usize::MAX`.
     pub fn numel(&self) -> usize {
         self.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
-    }
-
-    /// Checks that a tensor can have this shape: the product of the extents other than 0 is at most
-    /// [`MAX_NUMEL`](Self::MAX_NUMEL).
-    ///
-    /// Extents of 0 are left out so that the product of any of a tensor's extents fits, too. `op` names the operation in the
-    /// error.
-    ///
-    /// # Errors
-    /// A larger product.
-    ///
-    /// ```
-    /// use fp8_kernels::Shape;
-    /// assert!(Shape::from([1 << 20, 0]).check_size("example").is_ok());
-    /// assert!(Shape::from([1 << 40, 1 << 40, 0]).check_size("example").is_err());
-    /// ```
-    pub fn check_size(&self, op: &'static str) -> Result<()> {
-        let extents = self.iter().filter(|&&extent| extent > 0);
-        let product = extents.fold(1, |product: usize, &extent| product.saturating_mul(extent));
-        if product <= Self::MAX_NUMEL {
-            return Ok(());
-        }
-        let most = Self::MAX_NUMEL;
-        let remedy = format!(
-            "its extents other than 0 multiply to more than {most} elements, the most that a tensor can have: use \
-             smaller extents"
-        );
-        Err(Error::Shape { op, shape: *self, remedy })
     }
 
     /// Returns the last dimension; 1 for a scalar.

@@ -5,7 +5,7 @@
 
 use crate::backend::cpu::{Buffer, Widened};
 use crate::backend::{Backend, cuda};
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::host::{self, Array};
 use crate::{DType, Device, Error, MemoryKind, Result, Shape};
 use half::{bf16, f16};

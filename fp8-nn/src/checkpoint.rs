@@ -31,8 +31,8 @@ pub(crate) mod scaling_state;
 pub mod stream;
 mod values;
 
-use crate::data_parallel::LoadedState;
 use crate::optimizer::Counts;
+use crate::parameter::LoadedState;
 use crate::{AdamW, Error, Layer, Parameter, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;

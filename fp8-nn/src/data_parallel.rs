@@ -7,15 +7,16 @@
 
 mod agreement;
 mod broadcast_state;
+mod ranks;
 
 use crate::module::{trainable, trainable_mut};
 use crate::parameter::Event;
-use crate::{Layer, Parameter, Result, parameters, parameters_mut};
+use crate::{Layer, Parameter, Result, parameters_mut};
 pub use agreement::agree;
-pub(crate) use agreement::{Agreement, LoadedState};
 pub use broadcast_state::broadcast_state;
 use fp8_dist::{ProcessGroup, ReduceOp};
-use fp8_kernels::{Device, Tensor};
+use fp8_kernels::Tensor;
+use ranks::own;
 use std::sync::Arc;
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
@@ -173,19 +174,4 @@ fn broadcast_value(parameter: &Parameter, group: &dyn ProcessGroup, root: usize)
     let name = parameter.name();
     let receive = |(suffix, part)| Ok(group.broadcast(&format!("value of {name}{suffix}"), part, root)?);
     parameter.stored().into_iter().map(receive).collect()
-}
-
-/// Returns `result`. If it is an error, which only this rank has, poisons the group so that the other ranks do not wait.
-fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
-    result.inspect_err(|error| group.poison(&error.to_string()))
-}
-
-/// Returns the device of the first parameter, which is that of all parameters.
-fn first_device(model: &(impl Layer + ?Sized)) -> Option<Device> {
-    parameters(model).first().map(|parameter| parameter.device().clone())
-}
-
-/// Returns an error while a step is being recorded.
-fn expect_eager(model: &(impl Layer + ?Sized), op: &str, remedy: &'static str) -> Result<()> {
-    first_device(model).map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
 }

@@ -2,111 +2,10 @@
 
 use crate::arguments::Argument;
 use crate::fp8_output::in_high_precision;
-use crate::linear::LinearCore;
-use crate::{Error, LayerNormLinear, LayerNormLinearSaved, Linear, LinearSaved, Result, precision};
-use fp8_kernels::{DType, Operand, Slot, Tensor, ops};
-use fp8_recipe::{Backward, Forward, SlotName, Snapshot};
-
-/// A tensor that two GEMMs read. The recipe may run either of them in high precision.
-#[derive(Debug)]
-pub(crate) struct Quantized {
-    /// The operand as it was quantized.
-    operand: Operand,
-    /// The values in high precision, if one GEMM needs them in addition to the codes.
-    high: Option<Tensor>,
-}
-
-impl Quantized {
-    /// Takes the quantized operand, and for each of the two GEMMs whether it runs in FP8.
-    ///
-    /// `values` computes the same tensor in high precision. It is called only if a GEMM needs it. Its result is rounded, so
-    /// it is never quantized: the codes must not depend on the precision of other GEMMs.
-    pub(crate) fn new(
-        operand: Operand,
-        in_fp8: [bool; 2],
-        values: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Self> {
-        let high = (operand.is_fp8() && in_fp8.contains(&false)).then(values).transpose()?;
-        Ok(Self { operand, high })
-    }
-
-    /// Returns the operand as it was quantized.
-    pub(crate) fn operand(&self) -> &Operand {
-        &self.operand
-    }
-
-    /// Returns the operand for a GEMM that runs in FP8, or in high precision.
-    pub(crate) fn pick(&self, fp8: bool) -> Operand {
-        match (&self.high, fp8) {
-            (Some(high), false) => Operand::High(high.clone()),
-            _ => self.operand.clone(),
-        }
-    }
-}
-
-/// A tensor of a layer that a closure of the caller computes and quantizes.
-struct Fused<'a> {
-    layer: &'a str,
-    /// The name of the tensor in errors.
-    name: &'static str,
-    /// The dtype that the layer computes in.
-    dtype: DType,
-    /// Whether each of the two GEMMs that read the tensor runs in FP8.
-    in_fp8: [bool; 2],
-    /// Whether the scope measures how exact the codes are, which needs the values, too.
-    measures: bool,
-}
-
-/// The results of the caller's closure.
-struct Ran<T> {
-    quantized: Quantized,
-    /// The values in the dtype of the layer, if they are measured.
-    values: Option<Tensor>,
-    rest: T,
-}
-
-impl Fused<'_> {
-    /// Calls `quantize` with the slot. If only one of the two GEMMs runs in FP8, or the codes are measured, calls it again
-    /// with a slot that is off. `check` refuses operands that do not fit the layer.
-    fn run<T>(
-        &self,
-        slot: &Slot<'_>,
-        mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
-        check: impl Fn(&Operand) -> Result<()>,
-    ) -> Result<Ran<T>> {
-        let mut checked = |slot: &Slot<'_>| {
-            let (operand, rest) = quantize(slot)?;
-            check(&operand)?;
-            self.check_slot(&operand, slot)?;
-            match operand {
-                Operand::High(values) => Ok((Operand::High(ops::cast(&values, self.dtype)?), rest)),
-                operand => Ok::<_, Error>((operand, rest)),
-            }
-        };
-        let (operand, rest) = checked(slot)?;
-        let mut compute = || Ok(checked(&Slot::off(slot.encoding))?.0.dequantize(self.dtype)?);
-        let values = (self.measures && operand.is_fp8()).then(&mut compute).transpose()?;
-        let quantized = Quantized::new(operand, self.in_fp8, || match &values {
-            Some(values) => Ok(values.clone()),
-            None => compute(),
-        })?;
-        Ok(Ran { quantized, values, rest })
-    }
-
-    /// Refuses an operand in another format than the slot's, which another slot must have quantized.
-    fn check_slot(&self, operand: &Operand, slot: &Slot<'_>) -> Result<()> {
-        let found = operand.as_fp8().map(|codes| codes.encoding());
-        let expected = (!slot.is_off()).then_some(slot.encoding);
-        if found == expected {
-            return Ok(());
-        }
-        let [found, expected] = [found, expected].map(|encoding| match encoding {
-            Some(encoding) => encoding.to_string(),
-            None => "high precision".to_owned(),
-        });
-        Err(Error::FusedOperand { layer: self.layer.to_owned(), argument: self.name, found, expected })
-    }
-}
+use crate::linear::{Fused, LinearCore, Quantized, Ran};
+use crate::{Error, Linear, LinearSaved, Result, precision};
+use fp8_kernels::{DType, Operand, Slot, Tensor};
+use fp8_recipe::{Backward, Forward, SlotName};
 
 impl Linear {
     /// Computes `y = x · wᵀ + b` for an `x` that `quantize` computes and quantizes in one operation, as
@@ -202,8 +101,8 @@ impl Linear {
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
     ) -> Result<(Operand, LinearCore, Quantized, T)> {
         let gemms = cx.fp8_gemms(&self.gemm_slots().input);
-        let (in_fp8, measures) = (self.readers(gemms.fprop, gemms.wgrad), cx.measures_sqnr());
-        let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8, measures };
+        let (needs_values, measures) = (self.needs_values(gemms.fprop, gemms.wgrad), cx.measures_sqnr());
+        let fused = Fused { layer: self.path(), name: "input", dtype, needs_values, measures };
         let name = &self.gemm_slots().input;
         let weight = self.weight().tensor();
         let check = |x: &Operand| {
@@ -217,22 +116,6 @@ impl Linear {
         }
         let (y, core) = self.forward_quantized(cx, &x, dtype, input_dtype, output)?;
         Ok((y, core, x, rest))
-    }
-
-    /// Returns the input as wgrad reads it, for an input that `quantize` computes and quantizes again as in the forward pass.
-    pub(crate) fn input_again(
-        &self,
-        cx: &mut Backward<'_>,
-        snapshot: &Snapshot,
-        core: &LinearCore,
-        mut quantize: impl FnMut(&Slot<'_>) -> Result<Operand>,
-    ) -> Result<Operand> {
-        let (dtype, name) = (core.dtype, &self.gemm_slots().input);
-        let in_fp8 = cx.fp8_gemms(&core.origin).wgrad;
-        let fused = Fused { layer: self.path(), name: "input", dtype, in_fp8: [in_fp8; 2], measures: false };
-        let mut cx = cx.replay(snapshot)?;
-        let ran = fused.run(&cx.slot(name)?, |slot| Ok((quantize(slot)?, ())), |_| Ok(()))?;
-        Ok(ran.quantized.pick(in_fp8).for_backward())
     }
 
     /// Computes the gradients for a `dy` that `quantize` computes and quantizes in one operation, as
@@ -257,9 +140,9 @@ impl Linear {
         cx.attempt(|cx| {
             let LinearCore { origin, dtype, output, .. } = &saved.core;
             let gemms = cx.fp8_gemms(origin);
-            let (dtype, in_fp8) = (*dtype, self.readers(gemms.dgrad, gemms.wgrad));
+            let (dtype, needs_values) = (*dtype, self.needs_values(gemms.dgrad, gemms.wgrad));
             let measures = cx.measures_sqnr(origin);
-            let fused = Fused { layer: self.path(), name: "dy", dtype, in_fp8, measures };
+            let fused = Fused { layer: self.path(), name: "dy", dtype, needs_values, measures };
             let slot = self.for_gemms(cx.slot(origin, &self.gemm_slots().grad_output)?);
             let ran = fused.run(&slot, quantize, |dy| output.check_operand(dy))?;
             let Ran { quantized: dy, values, rest: db } = ran;
@@ -277,34 +160,5 @@ impl Linear {
         let argument = Argument::new(self.path(), "db", db).float()?.on(bias.device())?;
         let shape = bias.shape();
         argument.shape(db.shape() == shape, || format!("{shape}, the bias's shape")).map(drop)
-    }
-}
-
-impl LayerNormLinear {
-    /// Runs [`Linear::backward_fused`], then the backward of the norm, for a `dy` that `quantize` computes and quantizes in
-    /// one operation.
-    ///
-    /// # Errors
-    /// As [`Linear::backward_fused`].
-    pub fn backward_fused(
-        &mut self,
-        cx: &mut Backward<'_>,
-        saved: LayerNormLinearSaved,
-        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
-    ) -> Result<Tensor> {
-        cx.attempt(|cx| self.backward_both(cx, saved, None, quantize))
-    }
-
-    /// Runs [`backward_fused`](Self::backward_fused) where the norm's output has another reader, with the gradient `dnormed`.
-    pub(crate) fn backward_both(
-        &mut self,
-        cx: &mut Backward<'_>,
-        saved: LayerNormLinearSaved,
-        dnormed: Option<&Tensor>,
-        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
-    ) -> Result<Tensor> {
-        let (linear, normed) = self.restore(cx, saved)?;
-        let dn = self.linear.backward_fused(cx, linear, quantize)?;
-        self.backward_norm(cx, normed, &dn, dnormed)
     }
 }

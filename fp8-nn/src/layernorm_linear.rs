@@ -329,6 +329,33 @@ impl LayerNormLinear {
         let dx = self.norm.backward(cx, &x, &stats, sum.as_ref().unwrap_or(dn))?;
         Ok(ops::cast(&dx, input_dtype)?)
     }
+
+    /// Runs [`Linear::backward_fused`], then the backward of the norm, for a `dy` that `quantize` computes and quantizes in
+    /// one operation.
+    ///
+    /// # Errors
+    /// As [`Linear::backward_fused`].
+    pub fn backward_fused(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| self.backward_both(cx, saved, None, quantize))
+    }
+
+    /// Runs [`backward_fused`](Self::backward_fused) where the norm's output has another reader, with the gradient `dnormed`.
+    pub(crate) fn backward_both(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+        dnormed: Option<&Tensor>,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<Tensor> {
+        let (linear, normed) = self.restore(cx, saved)?;
+        let dn = self.linear.backward_fused(cx, linear, quantize)?;
+        self.backward_norm(cx, normed, &dn, dnormed)
+    }
 }
 
 impl Module for LayerNormLinear {

@@ -2,7 +2,6 @@
 
 use crate::arguments::{Argument, Output};
 use crate::fp8_output::{GradInput, in_high_precision};
-use crate::fused::Quantized;
 use crate::precision::{self, Entered};
 use crate::{Layer, Module, Parameter, Result, fp8_output, init};
 use fp8_kernels::{DType, Device, Operand, Shape, Slot, Tensor, ops};
@@ -12,6 +11,11 @@ use std::sync::Arc;
 
 #[cfg(test)]
 mod copies;
+mod fused_operand;
+mod quantized;
+
+pub(crate) use fused_operand::{Fused, Ran};
+pub(crate) use quantized::Quantized;
 
 /// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
 ///
@@ -203,7 +207,7 @@ impl Linear {
         let name = &self.slots.weight;
         let gemms = cx.fp8_gemms(name);
         let operand = self.weight.operand(cx, name, dtype)?;
-        let w = Quantized::new(operand, [gemms.fprop, gemms.dgrad], || self.weight.values(dtype))?;
+        let w = Quantized::new(operand, !(gemms.fprop && gemms.dgrad), || self.weight.values(dtype))?;
         let bias = self.bias.as_ref().filter(|_| !self.returns_bias).map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
         let operands = [x.pick(gemms.fprop), w.pick(gemms.fprop)];
@@ -230,9 +234,10 @@ impl Linear {
         Ok(Slot { columnwise: slot.columnwise && !self.saves_original_input, ..slot })
     }
 
-    /// Returns which of the two GEMMs that read the input or `dy` run in FP8, wgrad last. A wgrad that does not run needs no values.
-    pub(crate) fn readers(&self, other: bool, wgrad: bool) -> [bool; 2] {
-        [other, if self.weight.is_trainable() { wgrad } else { other }]
+    /// Returns whether a GEMM that reads the input or `dy` runs in high precision: `other`, or wgrad if it runs at all. Each is given by
+    /// whether it runs in FP8.
+    pub(crate) fn needs_values(&self, other: bool, wgrad: bool) -> bool {
+        !other || self.weight.is_trainable() && !wgrad
     }
 
     /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums. With `grad_input`, the
@@ -280,6 +285,23 @@ impl Linear {
         })
     }
 
+    /// Returns the input as wgrad reads it, for an input that `quantize` computes and quantizes again as in the forward pass.
+    pub(crate) fn input_again(
+        &self,
+        cx: &mut Backward<'_>,
+        snapshot: &Snapshot,
+        core: &LinearCore,
+        mut quantize: impl FnMut(&Slot<'_>) -> Result<Operand>,
+    ) -> Result<Operand> {
+        let (dtype, name) = (core.dtype, &self.gemm_slots().input);
+        let in_fp8 = cx.fp8_gemms(&core.origin).wgrad;
+        let fused =
+            Fused { layer: self.path(), name: "input", dtype, needs_values: !in_fp8, measures: false };
+        let mut cx = cx.replay(snapshot)?;
+        let ran = fused.run(&cx.slot(name)?, |slot| Ok((quantize(slot)?, ())), |_| Ok(()))?;
+        Ok(ran.quantized.pick(in_fp8).for_backward())
+    }
+
     /// Notes that its GEMMs run in high precision under every recipe, so that its weight is not stored in FP8.
     pub(crate) fn in_high_precision(mut self) -> Self {
         self.weight.forget_weight_slot();
@@ -299,8 +321,8 @@ impl Linear {
             let gemms = cx.fp8_gemms(&self.slots.input);
             let operand = ops::quantize(&x, &self.input_slot(cx)?)?;
             cx.measure_sqnr(&self.slots.input, &x, &operand)?;
-            let readers = self.readers(gemms.fprop, gemms.wgrad);
-            let quantized = Quantized::new(operand, readers, || Ok(x.clone()))?;
+            let needs_values = self.needs_values(gemms.fprop, gemms.wgrad);
+            let quantized = Quantized::new(operand, needs_values, || Ok(x.clone()))?;
             let (y, core) = self.forward_quantized(cx, &quantized, x.dtype(), input_dtype, output)?;
             let saved = if self.saves_original_input && self.weight.is_trainable() {
                 LinearSaved { x: SavedInput::Original { x, snapshot: cx.snapshot() }, core }
@@ -332,8 +354,8 @@ impl Linear {
                 (ops::quantize(&dy, &slot)?, None)
             };
             cx.measure_sqnr(&core.origin, &self.slots.grad_output, &dy, &operand)?;
-            let readers = self.readers(gemms.dgrad, gemms.wgrad);
-            let quantized = Quantized::new(operand, readers, || Ok(dy.clone()))?;
+            let needs_values = self.needs_values(gemms.dgrad, gemms.wgrad);
+            let quantized = Quantized::new(operand, needs_values, || Ok(dy.clone()))?;
             self.backward_quantized(cx, saved, &quantized, db.as_ref(), grad_input)
         })
     }

@@ -1,8 +1,10 @@
 //! Loss scaling, for training in f16.
 
+mod step;
+
 use crate::clip::{clip_with, grad_norm};
 use crate::module::{trainable, trainable_mut};
-use crate::{AdamW, Error, Layer, Result};
+use crate::{Error, Layer, Result};
 use fp8_kernels::ops::{self, LossScale, LossScaleRule, LossScaleState};
 use fp8_kernels::{Device, Tensor};
 use fp8_recipe::Backward;
@@ -235,7 +237,7 @@ impl LossScaler {
     /// Divides all gradients by the scale, in place. An optimizer of your own, or code that looks at gradients, calls it after
     /// backward and after the sum over the ranks. Later steps and [`clip_grad_norm`](Self::clip_grad_norm) know of it.
     ///
-    /// [`AdamW`] needs no such call: it divides while it updates.
+    /// [`AdamW`](crate::AdamW) needs no such call: it divides while it updates.
     ///
     /// ```
     /// use fp8_nn::prelude::*;
@@ -303,49 +305,6 @@ impl LossScaler {
             }
             _ => Ok(()),
         })
-    }
-
-    /// Takes a step of `optimizer` with the gradients divided by the scale, or skips it if one of them overflowed. Call
-    /// [`update`](Self::update) afterwards.
-    ///
-    /// A skipped step changes no parameter, moment or f32 copy, and does not count in Adam's bias correction
-    /// ([`AdamW::updates`]). If [`check`](Self::check) was not called, this computes the norm of all gradients and skips the
-    /// step if it is not finite. If it was called, this relies on it, and does not see what became infinite after the scope, such as
-    /// a sum over ranks: [`step_with_norm`](Self::step_with_norm) does. From the first call on the optimizer keeps the scaler, so that checkpoints contain it
-    /// ([`AdamW::set_loss_scaler`]).
-    ///
-    /// # Errors
-    /// Those of [`AdamW::step`]; an optimizer that has another scaler.
-    pub fn step(&self, optimizer: &mut AdamW, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
-        self.attach(optimizer)?;
-        optimizer.step(model, lr)
-    }
-
-    /// Takes a [`step`](Self::step) that is also skipped if `norm`, one f32 on the device, is not finite: pass the norm that
-    /// [`clip_grad_norm`](Self::clip_grad_norm) returns.
-    ///
-    /// # Errors
-    /// Those of [`AdamW::step_with_norm`]; an optimizer that has another scaler.
-    pub fn step_with_norm(
-        &self,
-        optimizer: &mut AdamW,
-        model: &mut (impl Layer + ?Sized),
-        lr: f32,
-        norm: &Tensor,
-    ) -> Result<()> {
-        self.attach(optimizer)?;
-        optimizer.step_with_norm(model, lr, norm)
-    }
-
-    fn attach(&self, optimizer: &mut AdamW) -> Result<()> {
-        match optimizer.loss_scaler() {
-            Some(other) if Arc::ptr_eq(&other.shared, &self.shared) => Ok(()),
-            Some(_) => Err(Error::LossScaler {
-                problem: "the optimizer has another scaler",
-                remedy: "use that one, or replace it with `AdamW::set_loss_scaler`",
-            }),
-            None => optimizer.set_loss_scaler(self),
-        }
     }
 
     /// Adapts the scale to what happened since the last update. Call it once after each step.

@@ -1,69 +1,26 @@
 //! AdamW.
 
+mod counts;
 mod groups;
+mod options;
 mod progress;
 mod state;
+mod states;
 
 use crate::clip::grad_norm;
 use crate::loss_scaler::StepScale;
 use crate::module::{trainable, trainable_mut};
 use crate::parameter::{Event, Parts, ValueMut, overwrite_codes};
 use crate::{Error, Layer, LossScaler, Parameter, Result, parameters};
+pub(crate) use counts::Counts;
 use fp8_kernels::ops::{self, AdamWGroup, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
-use fp8_kernels::{DType, Device, Fp8Tensor, Replayed as _, Tensor};
-pub use groups::ParameterGroup;
-pub(crate) use progress::Counts;
+use fp8_kernels::{Device, Fp8Tensor, Replayed as _, Tensor};
+pub use options::{AdamWOptions, ParameterGroup};
 use progress::{Ended, OnDevice, Progress, Versions};
 pub(crate) use state::AdamWState;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
-
-/// Options of [`AdamW`]. The defaults are the usual ones for language models and differ from PyTorch's.
-///
-/// | field | default | `torch.optim.AdamW` |
-/// |---|---|---|
-/// | `beta1` | 0.9 | 0.9 |
-/// | `beta2` | 0.95 | 0.999 |
-/// | `eps` | 1e-8 | 1e-8 |
-/// | `weight_decay` | 0.1, of parameters with two dimensions or more | 0.01, of all parameters |
-/// | `main_params` | true | none: 16-bit parameters are updated in 16 bits |
-/// | `groups` | none | one, or as many as `param_groups` lists |
-///
-/// The learning rate is an argument of [`AdamW::step`].
-///
-/// ```
-/// use fp8_nn::prelude::*;
-///
-/// let like_pytorch = AdamWOptions { beta2: 0.999, weight_decay: 0.01, ..Default::default() };
-/// assert_eq!(AdamWOptions::default(), AdamWOptions { beta2: 0.95, weight_decay: 0.1, ..like_pytorch });
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdamWOptions {
-    /// The decay of the first moment, at least 0 and less than 1. Default: 0.9, as in PyTorch.
-    pub beta1: f32,
-    /// The decay of the second moment, at least 0 and less than 1. Default: 0.95. PyTorch's default is 0.999.
-    pub beta2: f32,
-    /// ε, which is added to the root of the second moment. Default: 1e-8, as in PyTorch.
-    pub eps: f32,
-    /// The decoupled weight decay, which applies to parameters with two or more dimensions and therefore not to
-    /// norms and biases. Default: 0.1. PyTorch's default is 0.01, for all parameters.
-    pub weight_decay: f32,
-    /// Whether the optimizer keeps an f32 copy of each bf16 or f16 parameter and updates that copy, so that small
-    /// updates are not lost to rounding. f32 parameters need no copy. Default: true. PyTorch's optimizer
-    /// updates 16-bit parameters in 16 bits.
-    pub main_params: bool,
-    /// Parameters with a learning rate or a weight decay of their own, by patterns of their names. The first group whose pattern
-    /// matches a name has the parameter; the other parameters are as the fields above say. [`ParameterGroup`] has an example.
-    /// Checkpoints do not contain groups, like all options: a resumed job continues with those of its optimizer. Default: none.
-    pub groups: Vec<ParameterGroup>,
-}
-
-impl Default for AdamWOptions {
-    fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, main_params: true, groups: Vec::new() }
-    }
-}
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, <https://arxiv.org/abs/1711.05101>).
 ///
@@ -465,11 +422,5 @@ impl AdamW {
     pub(crate) fn life(&self) -> Weak<dyn Any + Send + Sync> {
         let progress: Arc<dyn Any + Send + Sync> = self.progress.clone();
         Arc::downgrade(&progress)
-    }
-
-    /// Returns whether the optimizer stores an f32 copy of a parameter.
-    pub(crate) fn has_main_param(&self, parameter: &Parameter) -> bool {
-        let is_16_bit = parameter.dtype() != DType::F32;
-        parameter.fp8().is_some() || (self.progress.options.main_params && is_16_bit)
     }
 }

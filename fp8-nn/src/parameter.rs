@@ -1,15 +1,19 @@
 //! A named tensor that training changes, and its gradient.
 
+mod accumulate;
+mod agreement;
 mod fp8;
 mod gradient;
+mod store;
 
-use crate::data_parallel::Agreement;
 use crate::{Error, Result};
+pub(crate) use agreement::{Agreement, LoadedState};
 use fp8::Fp8Value;
 pub(crate) use fp8::{SCALE_INV, StoredPart, overwrite_codes};
 use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
 use fp8_recipe::{Forward, SlotName, WeightQuantizer, WeightVersion};
 pub(crate) use gradient::{Event, Gradient};
+use gradient::{gradient_of, no_gradient};
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
@@ -356,17 +360,6 @@ impl Parameter {
         self.agreement.forget_groups();
         Ok(())
     }
-}
-
-/// Allocates a gradient of 0.
-fn gradient_of(shape: Shape, device: &Device) -> Result<Tensor> {
-    let _kind = MemoryKind::Gradients.enter();
-    Ok(Tensor::zeros(shape, DType::F32, device)?)
-}
-
-/// The gradient of a frozen parameter.
-fn no_gradient(device: &Device) -> Result<Tensor> {
-    Ok(Tensor::zeros([0], DType::F32, device)?)
 }
 
 thread_local! {

@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Tidy) -> Result {
     let findings = match &options.circles {
         Some(folder) => {
             let folder = folder.as_deref().unwrap_or(root()).canonicalize()?;
-            Findings { errors: circles::circles(&folder, true)?.texts, warnings: Vec::new() }
+            Findings { errors: circles::circles(&folder)?, warnings: Vec::new() }
         }
         None => all()?,
     };
@@ -81,9 +81,7 @@ fn all() -> Result<Findings> {
     }
 
     findings.errors.extend(errors::untested(root())?);
-    let circles = circles::circles(root(), false)?;
-    findings.errors.extend(circles.texts);
-    findings.warnings.extend(circles.remarks);
+    findings.errors.extend(circles::circles(root())?);
     findings.errors.extend(named_tests::missing(root())?);
     let (errors, counts) = docs::gaps(root())?;
     findings.errors.extend(errors);

@@ -10,7 +10,9 @@
 mod blocks;
 mod decode;
 mod exponents;
+mod product_tables;
 mod products;
+mod quantize;
 mod rounding;
 mod row;
 mod rows;
@@ -20,7 +22,7 @@ mod transpose;
 use super::avx2::prefetch;
 pub(crate) use super::avx2::{copy, fence, fetch};
 use super::target::Target;
-use super::{Scale, needs_prefetch, scalar};
+use super::{needs_prefetch, scalar};
 use crate::codec;
 use crate::philox::Philox;
 use crate::traits::{Kind, Source};
@@ -29,7 +31,9 @@ pub(crate) use blocks::{
 };
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
-pub(super) use products::Products;
+pub(super) use product_tables::ProductTables;
+pub(super) use products::product_tables;
+pub(crate) use quantize::quantize;
 use rounding::Rounding;
 pub(crate) use row::quantize_row;
 pub(crate) use rows::quantize_rows;
@@ -457,14 +461,6 @@ pub(crate) fn amax<S: Source>(src: &[S]) -> f32 {
         let mut amax = AmaxOfWords::new();
         blocks.for_each(|block| amax.add_any(words(block), infinity::<S>()));
         amax.total::<S>()
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-pub(crate) fn quantize<S: Source, T: Target>(src: &[S], scale: &Scale, dst: &mut [u8], streams: bool) -> f32 {
-    match &scale.products {
-        Some(products) => products::quantize::<S, T>(src, products, dst, streams),
-        None => quantize_products::<S, T>(src, scale.value, dst, streams),
     }
 }
 

@@ -30,7 +30,9 @@ mod interleave;
 pub(crate) mod neon;
 mod path;
 pub(crate) mod scalar;
+mod scale;
 mod target;
+mod tile;
 
 use crate::E8M0;
 use crate::philox::Philox;
@@ -42,15 +44,9 @@ pub(crate) use cache::last_level;
 use cache::needs_prefetch;
 pub(crate) use path::Kind;
 pub use path::Path;
+pub(crate) use scale::Scale;
 pub(crate) use target::{Overflowing, Saturating, Target};
-
-/// A scale, with what a path prepares of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Scale {
-    value: f32,
-    #[cfg(all(target_arch = "x86_64", feature = "std"))]
-    products: Option<avx512::Products>,
-}
+pub(crate) use tile::TILE;
 
 impl Scale {
     /// For `len` elements in all.
@@ -58,7 +54,7 @@ impl Scale {
         #[cfg(all(target_arch = "x86_64", feature = "std"))]
         if let Kind::Avx512 = path.0 {
             // SAFETY: the CPU has this path's instructions.
-            let products = unsafe { avx512::Products::new::<S, T>(value, len) };
+            let products = unsafe { avx512::product_tables::<S, T>(value, len) };
             return Self { value, products };
         }
         // What only that path asks for.
@@ -70,9 +66,6 @@ impl Scale {
         }
     }
 }
-
-/// Side of a tile: its rows and its columns are a cache line of codes each.
-pub(crate) const TILE: usize = 64;
 
 /// Functions that call the path's function of the same name.
 macro_rules! dispatch {

@@ -1,8 +1,8 @@
 //! The instruction sets that conversions can use.
 
-use crate::{Error, Result};
+mod parse;
+
 use core::fmt;
-use core::str::FromStr;
 
 /// An instruction set that slices are converted with: scalar, AVX2, AVX-512 or NEON. All give the same bits.
 ///
@@ -116,15 +116,5 @@ impl Default for Path {
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for Path {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self> {
-        Self::available()
-            .find(|path| path.name().eq_ignore_ascii_case(s))
-            .ok_or(Error::ParsePath { len: s.len() })
     }
 }

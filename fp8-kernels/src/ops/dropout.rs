@@ -3,17 +3,9 @@
 use crate::backend::dispatch;
 use crate::{Device, DropoutDraw, Error, Result, Tensor, ops};
 
-/// Selects the random numbers of a [`dropout`](dropout()) mask.
-///
-/// Every mask needs a key that no other mask uses: a seed of its own, or the same seed and an offset advanced by `⌈n / 4⌉`
-/// for each tensor of n elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct DropoutKey {
-    /// The 64-bit key of Philox.
-    pub seed: u64,
-    /// The counter at which the mask begins.
-    pub offset: u64,
-}
+mod key;
+
+pub use key::DropoutKey;
 
 /// Dropout of the elements of a tensor: how many, and which.
 ///

@@ -8,7 +8,7 @@
 //! `all_reduce_gradients` has no access to the optimizer, which owns the moments. For this reason
 //! [`checkpoint::load`](crate::checkpoint::load) stores digests of the loaded optimizer state in the parameters.
 
-use super::{expect_eager, own};
+use super::ranks::{expect_eager, own};
 use crate::optimizer::Counts;
 use crate::parameter::StoredPart;
 use crate::{AdamW, Layer, Parameter, Result, parameters, parameters_mut};
@@ -16,46 +16,11 @@ use fp8_dist::{ProcessGroup, StateDigest};
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{DType, Element, Tensor, bf16, f16};
 use fp8_recipe::Scaling;
-use std::any::Any;
 use std::borrow::Cow;
 use std::iter;
-use std::sync::Weak;
 
 /// Elements that are converted to bytes at a time.
 const CHUNK: usize = 1 << 16;
-
-/// Records which groups have compared a parameter, and the optimizer state that was loaded with it.
-#[derive(Debug, Default)]
-pub(crate) struct Agreement {
-    /// The handles of the groups that have compared the value since it was last set.
-    groups: Vec<u64>,
-    /// The optimizer state that was last loaded with it.
-    loaded: Option<LoadedState>,
-}
-
-/// Digests of the optimizer state of one parameter, as it was loaded.
-#[derive(Debug, Clone)]
-pub(crate) struct LoadedState {
-    /// A handle to the optimizer. Nothing is compared after the optimizer was dropped.
-    pub(crate) optimizer: Weak<dyn Any + Send + Sync>,
-    pub(crate) parts: Vec<StateDigest>,
-    pub(crate) counts: Counts,
-}
-
-impl Agreement {
-    /// Notes that the value was set, so that it may differ between ranks.
-    pub(crate) fn forget_groups(&mut self) {
-        self.groups.clear();
-    }
-
-    pub(crate) fn set_loaded(&mut self, loaded: Option<LoadedState>) {
-        self.loaded = loaded;
-    }
-
-    fn loaded(&self) -> Option<&LoadedState> {
-        self.loaded.as_ref().filter(|loaded| loaded.optimizer.strong_count() > 0)
-    }
-}
 
 /// Compares the training state of this rank with that of all other ranks of `group`, bit for bit.
 ///
@@ -148,7 +113,7 @@ fn counts(Counts { steps, skipped, updates }: Counts) -> impl Iterator<Item = St
 /// set.
 pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     let number = group.handle_number();
-    if parameters(model).iter().all(|parameter| parameter.agreement().groups.contains(&number)) {
+    if parameters(model).iter().all(|parameter| parameter.agreement().has_compared(number)) {
         return Ok(());
     }
     let remedy =
@@ -157,10 +122,7 @@ pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn Pr
     let state = own(group, parameter_state(model))?;
     group.agree_on_state("parameters", &state)?;
     for parameter in parameters_mut(model) {
-        let groups = &mut parameter.agreement_mut().groups;
-        if !groups.contains(&number) {
-            groups.push(number);
-        }
+        parameter.agreement_mut().note_group(number);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Copies the training state of one rank to all ranks.
 
-use super::{broadcast_value, expect_eager, first_device, own};
+use super::broadcast_value;
+use super::ranks::{expect_eager, first_device, own};
 use crate::checkpoint::scaling_state::{Header, Weights, bind};
 use crate::module::trainable;
 use crate::optimizer::{AdamWState, Counts};

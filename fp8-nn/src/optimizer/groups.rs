@@ -1,49 +1,9 @@
 //! Parameters with a learning rate and a weight decay of their own.
 
-use super::AdamWOptions;
+use super::options::AdamWOptions;
 use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::Shape;
 use fp8_recipe::matches_name;
-
-/// Parameters of [`AdamWOptions::groups`]: those whose names match a pattern, with a learning rate and a weight decay of their own.
-///
-/// ```
-/// use fp8_nn::prelude::*;
-///
-/// let group = |pattern: &str| ParameterGroup { pattern: pattern.to_owned(), ..Default::default() };
-/// let groups = vec![
-///     ParameterGroup { lr_factor: 0.1, ..group("*.embedding.weight") }, // a tenth of the learning rate
-///     ParameterGroup { weight_decay: Some(0.0), ..group("head") },      // no decay for the head, whatever its shape
-/// ];
-/// let mut optimizer = AdamW::new(AdamWOptions { groups, ..Default::default() })?;
-///
-/// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
-/// let mut other = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
-/// let refused = optimizer.step(&mut other, 1e-3).unwrap_err();
-/// assert_eq!(
-///     refused.to_string(),
-///     "AdamW: groups = \"*.embedding.weight\": it matches no parameter of the model: expected a pattern such as \"*.bias\" or \"head\""
-/// );
-/// # Ok::<(), fp8_nn::Error>(())
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-pub struct ParameterGroup {
-    /// The pattern of the names. `*` stands for any text, as in `*.bias` or `gpt.blocks.0.*`; a pattern without `*` matches a name
-    /// that has it as a part between dots, as `norm` matches `gpt.norm.weight`. Required. A step refuses a pattern that matches no
-    /// parameter of its model, frozen ones included.
-    pub pattern: String,
-    /// The factor of the learning rate, 0 or more. Default: 1.
-    pub lr_factor: f32,
-    /// The weight decay of all parameters of the group, whatever their dimensions. Default: `None`, which is that of
-    /// [`AdamWOptions::weight_decay`] for parameters with two dimensions or more.
-    pub weight_decay: Option<f32>,
-}
-
-impl Default for ParameterGroup {
-    fn default() -> Self {
-        Self { pattern: String::new(), lr_factor: 1.0, weight_decay: None }
-    }
-}
 
 /// The rates with which a launch updates parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,8 @@
 //! The numbers of an optimizer's step, which recorded steps share with the optimizer.
 
-use super::AdamWOptions;
+use super::Counts;
 use super::groups::{Groups, Rates};
+use super::options::AdamWOptions;
 use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps, UpdateCount};
 use fp8_kernels::{Device, Replayed};
@@ -143,16 +144,6 @@ impl Updates {
     fn loaded(&self) -> Option<u64> {
         *self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The counts of an optimizer, as checkpoints store them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) steps: u64,
-    /// The number of these steps that were skipped.
-    pub(crate) skipped: u64,
-    /// The updates that the bias corrections count; `None` if they count steps.
-    pub(crate) updates: Option<u64>,
 }
 
 impl Replayed for Progress {

@@ -21,37 +21,15 @@ use crate::workspace::{Result, Workspace};
 use graph::{Circle, Graph};
 use names::Names;
 
-/// Packages that still have circles, which `cargo xtask tidy` only counts.
-const EXEMPT: [&str; 3] = ["fp8-format", "fp8-kernels", "fp8-nn"];
-
-/// The circles of the workspace.
-#[derive(Debug, Default)]
-pub(super) struct Circles {
-    /// A text for each circle, with its references.
-    pub(super) texts: Vec<String>,
-    /// Remarks on the packages in [`EXEMPT`], if their circles are left out.
-    pub(super) remarks: Vec<String>,
-}
-
-/// Finds the circles in the libraries and programs of the workspace at `root`. `is_complete` includes the packages in
-/// [`EXEMPT`].
-pub(super) fn circles(root: &Path, is_complete: bool) -> Result<Circles> {
-    let mut found = Circles::default();
+/// Finds the circles in the libraries and programs of the workspace at `root`. Returns a text for each, with its references.
+pub(super) fn circles(root: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
     for package in Workspace::at(root)?.packages {
-        let mut texts = Vec::new();
         for target in package.crates() {
             let folder = target.parent().unwrap_or(target);
             let shown = folder.strip_prefix(root).unwrap_or(folder).display().to_string().replace('\\', "/");
             let names = Names::of_crate(target)?;
-            texts.extend(of_crate(&names, folder).into_iter().map(|text| format!("{shown}: {text}")));
-        }
-        let name = package.name;
-        match (is_complete || !EXEMPT.contains(&name.as_str()), texts.len()) {
-            (true, _) => found.texts.extend(texts),
-            (false, 0) => found.remarks.push(format!("{name} has no circles: remove it from EXEMPT")),
-            (false, count) => {
-                found.remarks.push(format!("{name}: {count} circles: cargo xtask tidy --circles"));
-            }
+            found.extend(of_crate(&names, folder).into_iter().map(|text| format!("{shown}: {text}")));
         }
     }
     Ok(found)

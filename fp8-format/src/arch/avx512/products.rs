@@ -9,65 +9,46 @@
 //! faster than multiplication, which takes the same time whatever the data; without them it is twice as fast.
 
 use super::*;
-use crate::codec::Format;
 
-/// The codes of one scale's products.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Products {
-    /// The exponent field of the lowest binade whose products are all normal.
-    normal: u8,
-    /// Codes of that binade, of the one below it, and so on.
-    codes: [[[u8; BLOCK]; 2]; Self::MOST],
-}
+/// Scales between these powers of two leave the subnormal numbers of bf16 far below and infinity far above.
+const EXPONENTS: core::ops::Range<i32> = -100..100;
+/// Elements that are worth a table.
+const FROM: usize = 1 << 12;
 
-impl Products {
-    /// The number of tables for E4M3. E5M2, whose significand has one bit less, needs one table less.
-    const MOST: usize = 6;
-    /// Scales between these powers of two leave the subnormal numbers of bf16 far below and infinity far above.
-    const EXPONENTS: core::ops::Range<i32> = -100..100;
-    /// Elements that are worth a table.
-    const FROM: usize = 1 << 12;
-
-    /// Binades with codes of their own below the lowest whose products are all normal.
-    const fn below(format: Format) -> u8 {
-        format.man.to_le_bytes()[0] + 2
+/// The tables for this scale, where they can be made and pay.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(crate) fn product_tables<S: Source, T: Target>(scale: f32, len: usize) -> Option<ProductTables> {
+    if !matches!(S::KIND, Kind::BF16) || len < FROM {
+        return None;
     }
-
-    /// The tables for this scale, where they can be made and pay.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-    pub(crate) fn new<S: Source, T: Target>(scale: f32, len: usize) -> Option<Self> {
-        if !matches!(S::KIND, Kind::BF16) || len < Self::FROM {
-            return None;
-        }
-        let exponent = (scale.to_bits() >> 23).cast_signed() - 127; // 129 and more of negative scales
-        if !Self::EXPONENTS.contains(&exponent) {
-            return None;
-        }
-        let min_normal_exponent = 1 - T::FORMAT.bias.cast_signed();
-        let normal = u8::try_from(127 + min_normal_exponent - exponent).ok()?;
-        let mut codes = [[[0; BLOCK]; 2]; Self::MOST];
-        for (exponent, codes) in
-            (0..=normal).rev().zip(&mut codes).take(1 + usize::from(Self::below(T::FORMAT)))
-        {
-            let mut bits = u16::from(exponent) << 7..;
-            let elements = [(); 2 * BLOCK].map(|()| half::bf16::from_bits(bits.next().unwrap_or_default()));
-            quantize_products::<half::bf16, T>(&elements, scale, codes.as_flattened_mut(), false);
-        }
-        Some(Self { normal, codes })
+    let exponent = (scale.to_bits() >> 23).cast_signed() - 127; // 129 and more of negative scales
+    if !EXPONENTS.contains(&exponent) {
+        return None;
     }
+    let min_normal_exponent = 1 - T::FORMAT.bias.cast_signed();
+    let normal = u8::try_from(127 + min_normal_exponent - exponent).ok()?;
+    let mut codes = [[[0; BLOCK]; 2]; ProductTables::MOST];
+    for (exponent, codes) in
+        (0..=normal).rev().zip(&mut codes).take(1 + usize::from(ProductTables::below(T::FORMAT)))
+    {
+        let mut bits = u16::from(exponent) << 7..;
+        let elements = [(); 2 * BLOCK].map(|()| half::bf16::from_bits(bits.next().unwrap_or_default()));
+        quantize_products::<half::bf16, T>(&elements, scale, codes.as_flattened_mut(), false);
+    }
+    Some(ProductTables { normal, codes })
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(super) fn quantize<S: Source, T: Target>(
     src: &[S],
-    products: &Products,
+    products: &ProductTables,
     dst: &mut [u8],
     streams: bool,
 ) -> f32 {
     const { assert!(T::TOP == T::FORMAT.max, "a code beyond the largest becomes the largest") };
     let bytes = |x: u8| _mm512_set1_epi8(x.cast_signed());
-    let below = const { Products::below(T::FORMAT) };
+    let below = const { ProductTables::below(T::FORMAT) };
     let tables = |binade: u8| {
         let [low, high] = &products.codes[usize::from(binade)];
         [table(low), table(high)]

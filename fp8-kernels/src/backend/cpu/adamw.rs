@@ -1,7 +1,7 @@
 //! Reference of `adamw` and `adamw_many`.
 
 use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck};
 use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};

@@ -6,17 +6,17 @@
 use super::dispatch::{Kernel, vectorized};
 use super::matmul::Strided;
 use super::softmax::origin;
-use super::{Buffer, Widened, attention_fp8, lanes, parallel};
+use super::{Buffer, Widened, lanes, parallel};
 use crate::host::{self, Array};
 use crate::ops::{AttentionSaved, Problem, Sequences};
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, math};
-pub(super) use heads::{Block, KEYS, QUERIES};
-use heads::{Head, Keys, LANES, Transposed, TransposedHead, add_product, scores};
+use heads::{Head, KEYS, Keys, LANES, QUERIES, Transposed, TransposedHead, add_product, scores};
 use rayon::prelude::*;
 use spans::{Dropped, Span, Visible, in_order, of_batch, spans};
 use std::ops::Range;
 
 mod heads;
+mod rounding;
 mod spans;
 
 /// So many queries have their keys transposed a block at a time.
@@ -218,7 +218,7 @@ impl Kernel for Forward<'_> {
                     }
                 }
                 if p.rounding.is_some() {
-                    attention_fp8::round_probabilities(&mut block, count)?;
+                    rounding::round_probabilities(&mut block, count)?;
                 }
                 let probs = Strided { data: &block, row: KEYS, step: 1 };
                 add_product(count, probs, v, [start, cols], o)?;
@@ -332,11 +332,11 @@ impl Kernel for Backward<'_> {
                 if let Some(encoding) = p.rounding {
                     // Each product has another operand: its rows have the scales.
                     let mut by_key = grads;
-                    attention_fp8::round_columns(&mut by_key, [count, cols], encoding, p.scale)?;
+                    rounding::round_columns(&mut by_key, [count, cols], encoding, p.scale)?;
                     add_product(cols, flipped(&by_key), x.q, [first, count], &mut dk[rows.clone()])?;
-                    attention_fp8::round_columns(&mut probs, [count, cols], Encoding::E4M3, outer)?;
+                    rounding::round_columns(&mut probs, [count, cols], Encoding::E4M3, outer)?;
                     add_product(cols, flipped(&probs), x.dy, [first, count], &mut dv[rows])?;
-                    attention_fp8::round_rows(&mut grads, [count, cols], encoding, p.scale)?;
+                    rounding::round_rows(&mut grads, [count, cols], encoding, p.scale)?;
                     add_product(count, straight(&grads), x.k, [start, cols], dq)?;
                     continue;
                 }

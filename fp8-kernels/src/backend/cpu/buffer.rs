@@ -1,23 +1,13 @@
-//! Host memory of a tensor: one shared array per element type.
+//! Arrays in host memory of any element type.
 
 use super::parallel;
-use crate::dtype::{Element, Float};
+use crate::element::{Buffer, Element, Float};
 use crate::host::{self, Array};
 use crate::{DType, Error, MemoryKind, Result};
 use half::{bf16, f16};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-
-#[expect(unnameable_types, reason = "seen by the sealed half of Element alone")]
-#[derive(Clone)]
-pub enum Buffer {
-    F32(Arc<Array<f32>>),
-    BF16(Arc<Array<bf16>>),
-    F16(Arc<Array<f16>>),
-    I32(Arc<Array<i32>>),
-    U8(Arc<Array<u8>>),
-}
 
 /// Runs `$body` with `$data` bound to the array, whichever type it has.
 macro_rules! each {

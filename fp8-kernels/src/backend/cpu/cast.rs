@@ -5,7 +5,7 @@ use super::floats::build_flat;
 use crate::{DType, Result, Tensor};
 
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    use crate::dtype::Float;
+    use crate::element::Float;
     let floats = Floats::of(x, "cast", "x")?;
     build_flat("cast", *x.shape(), dtype, x.device(), |start, out| {
         let range = start..start + out.len();

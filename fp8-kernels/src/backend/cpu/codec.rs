@@ -1,7 +1,7 @@
 //! The codec on one chunk: the run-time format chosen once, what it saturates and flushes counted.
 
 use super::dispatch::{Kernel, vectorized};
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::host::Array;
 use crate::{CounterValues, Encoding, Result};
 use fp8_format::{E4M3, E5M2, slice};

@@ -3,7 +3,7 @@
 use super::dispatch::{Kernel, vectorized};
 use super::floats::{build, build_flat};
 use super::{Floats, parallel};
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::{DType, Result, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;

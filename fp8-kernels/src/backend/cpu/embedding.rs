@@ -1,7 +1,7 @@
 //! Reference of `embedding`.
 
 use super::{Buffer, parallel};
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::host::{self, Array};
 use crate::{Error, Result, Shape, Tensor};
 

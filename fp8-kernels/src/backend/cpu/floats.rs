@@ -1,7 +1,7 @@
 //! Float elements of whichever type, read as f32 in pieces that stay in the first caches, and tensors made that way.
 
 use super::{Buffer, dispatch::vectorized, parallel, scratch};
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::host::Array;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use half::{bf16, f16};

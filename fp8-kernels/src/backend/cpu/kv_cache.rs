@@ -1,7 +1,7 @@
 //! Reference of `kv_cache`.
 
 use super::Buffer;
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::{Error, Result, Tensor, host};
 use std::ops::Range;
 

@@ -47,6 +47,7 @@ pub(crate) mod split;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
-pub(crate) use buffer::{Buffer, Widened};
+pub(crate) use crate::element::Buffer;
+pub(crate) use buffer::Widened;
 pub(crate) use floats::Floats;
 pub use matmul::CpuPath;

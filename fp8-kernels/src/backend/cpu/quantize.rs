@@ -2,7 +2,7 @@
 
 use super::quantize_blocks::{dequantize_blocks, quantize_blocks};
 use super::{Buffer, codec, parallel, reduce, transpose};
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::host::Array;
 use crate::{DType, Device, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
 use half::{bf16, f16};

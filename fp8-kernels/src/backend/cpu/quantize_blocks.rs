@@ -4,7 +4,7 @@
 //! and scales, transposed.
 
 use super::{codec, parallel, transpose};
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::fp8_tensor::Layout;
 use crate::host::Array;
 use crate::{BlockRule, Device, Encoding, Fp8Tensor, Operand, Result, Shape, Slot, Tensor};

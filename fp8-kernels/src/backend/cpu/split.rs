@@ -1,7 +1,7 @@
 //! Reference of `split` and `concat`.
 
 use super::{Buffer, parallel};
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::host::Array;
 use crate::{Result, Shape, Tensor};
 

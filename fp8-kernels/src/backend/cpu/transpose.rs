@@ -1,7 +1,7 @@
 //! Reference of `transpose`, in blocks that fit the first cache.
 
 use super::{Buffer, parallel};
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::host::Array;
 use crate::{Result, Shape, Tensor};
 use fp8_format::E4M3;

@@ -1,6 +1,6 @@
 //! Reference of `update_scales`.
 
-use crate::ops::{AmaxRule, ScaleUpdate};
+use crate::ops::ScaleUpdate;
 use crate::{Arena, Result, UNSET, cells};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
@@ -124,49 +124,12 @@ impl<'a, V: Values + ?Sized> Table<'a, V> {
             return Ok(Change::Roll { amax: newest, scale: stored, cast_scale: kept });
         }
         let window = (1..self.rows).map(|row| self.history.at(self.cell(row, slot)));
-        let amax = chosen(update, window, newest);
-        let scale = scale(update, amax, stored)?;
+        let amax = update.chosen(window, newest);
+        let scale = update.scale(amax, stored)?;
         // By its first scale from a recorded amax, the slot's tensors of this scope are quantized again.
-        let cast_scale = if is_determined || !is_usable(amax) { kept } else { scale };
+        let cast_scale = if is_determined || !ScaleUpdate::is_usable(amax) { kept } else { scale };
         Ok(Change::Roll { amax: newest, scale, cast_scale })
     }
-}
-
-/// Returns the amax that an update takes from a window and its newest amax.
-pub(crate) fn chosen(
-    update: &ScaleUpdate<'_>,
-    window: impl DoubleEndedIterator<Item = f32>,
-    newest: f32,
-) -> f32 {
-    match update.amax {
-        AmaxRule::Max => window.fold(newest, f32::max),
-        AmaxRule::MostRecent => newest,
-        AmaxRule::MaxOfLast(n) => window.rev().take(n.saturating_sub(1)).fold(newest, f32::max),
-        AmaxRule::Average { decay } => {
-            let amaxes = window.chain([newest]).filter(|&amax| amax > 0.0);
-            let average = amaxes.reduce(|average, amax| (decay * average) + ((1.0 - decay) * amax));
-            average.map_or(newest, |average| average.max(newest))
-        }
-        AmaxRule::Custom(function) => {
-            let mut window: Vec<f32> = window.collect();
-            window.push(newest);
-            function(&window)
-        }
-    }
-}
-
-/// Returns the scale for an amax. `stored` is the slot's scale so far, which is negative if no recorded amax has determined it.
-pub(crate) fn scale(update: &ScaleUpdate<'_>, amax: f32, stored: f32) -> Result<f32> {
-    if stored < 0.0 && !is_usable(amax) {
-        // A slot is calibrated from its first finite amax > 0; before that it stays unset.
-        return Ok(UNSET);
-    }
-    update.rule.scale(amax, if stored < 0.0 { 1.0 } else { stored })
-}
-
-/// Returns whether a scale can be computed from an amax.
-fn is_usable(amax: f32) -> bool {
-    amax.is_finite() && amax > 0.0
 }
 
 /// Whether the arena's next update recomputes scales that slots already have.

@@ -6,11 +6,6 @@ use crate::{Device, Result};
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
-/// Opens the GPU with this ordinal, on a stream of its own.
-pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
-    Gpu::open(&CudaOptions { ordinal, ..CudaOptions::default() }, fault::error)
-}
-
 impl Device {
     /// Opens a GPU like [`cuda`](Self::cuda), with options. Each call opens a separate device; tensors of two devices
     /// cannot meet in one operation.

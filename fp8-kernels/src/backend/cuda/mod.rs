@@ -7,10 +7,11 @@
 #![expect(unsafe_code, reason = "the driver's API is C")]
 
 mod device;
+mod open;
 pub(crate) mod ops;
 mod runtime;
 
-pub(crate) use device::open;
+pub(crate) use open::open;
 pub use runtime::interop;
 pub(crate) use runtime::{Buffer, CudaGraph, Gpu, Known};
 pub use runtime::{CudaAllocator, CudaOptions, GemmTuning};

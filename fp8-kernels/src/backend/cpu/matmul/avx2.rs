@@ -1,6 +1,6 @@
 //! The lanes of AVX2 with FMA.
 
-use super::form::Decoding;
+use super::decoding::Decoding;
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
 

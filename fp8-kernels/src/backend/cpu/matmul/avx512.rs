@@ -1,6 +1,6 @@
 //! The lanes of AVX-512: f32, and pairs of bf16 values with `vdpbf16ps`.
 
-use super::form::Decoding;
+use super::decoding::Decoding;
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -30,7 +30,7 @@ impl Avx512Bf16 {
         static ROUNDS_TWICE: OnceLock<bool> = OnceLock::new();
         let lanes = Self(Avx512::detect()?);
         let has_it = is_x86_feature_detected!("avx512bf16");
-        (has_it && *ROUNDS_TWICE.get_or_init(|| super::probe::rounds_twice(lanes))).then_some(lanes)
+        (has_it && *ROUNDS_TWICE.get_or_init(|| super::pair_rounding::rounds_twice(lanes))).then_some(lanes)
     }
 }
 

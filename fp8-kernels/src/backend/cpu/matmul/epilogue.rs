@@ -1,6 +1,6 @@
 //! The steps from a sum to its stored value: factors, bias, rounding, accumulation.
 
-use crate::dtype::Float;
+use crate::element::Float;
 use half::{bf16, f16};
 use std::marker::PhantomData;
 

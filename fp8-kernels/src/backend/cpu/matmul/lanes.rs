@@ -1,6 +1,6 @@
 //! The vector operations of the micro-kernel, and an implementation of them in plain Rust.
 
-use super::form::Decoding;
+use super::decoding::Decoding;
 use half::bf16;
 
 /// Operations on vectors of f32 sums. The micro-kernel is written once over them.

@@ -24,10 +24,12 @@
 //! | [`unpacked`] | small products of f32 operands as they are |
 //! | [`epilogue`] | factors, bias, rounding, accumulation |
 
+mod available;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod decoding;
 mod epilogue;
 mod form;
 mod lanes;
@@ -35,14 +37,18 @@ mod narrow;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pair_rounding;
 mod path;
 #[cfg(target_arch = "x86_64")]
 mod probe;
+mod run;
 mod task;
 #[cfg(test)]
 mod tests;
 mod tile;
 mod unpacked;
+mod vectors;
 
 pub(crate) use epilogue::{Epilogue, Factors, Out};
 pub(crate) use pack::{Elements, Matrix};
@@ -50,8 +56,9 @@ pub use path::CpuPath;
 pub(crate) use unpacked::{Strided, Unpacked, product, transpose};
 
 use crate::Result;
-use path::{Pairs, Vectors};
+use available::Pairs;
 use task::{Blocks, Parts, Task};
+use vectors::Vectors;
 
 /// Computes the product on all threads of the current pool.
 ///

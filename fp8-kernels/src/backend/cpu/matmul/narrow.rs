@@ -8,9 +8,9 @@
 use super::form::{Bf16, Codes, Form, Words};
 use super::lanes::Lanes;
 use super::pack::{self, Elements, Lines};
-use super::path::Job;
 use super::task::{Folded, Task};
 use super::tile::Rows;
+use super::vectors::Job;
 use crate::backend::cpu::Floats;
 use crate::{Encoding, Result};
 use std::ops::Range;

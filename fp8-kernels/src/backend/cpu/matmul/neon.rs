@@ -1,6 +1,6 @@
 //! The lanes of NEON. Its BF16 instructions are not used: their rounding depends on the CPU.
 
-use super::form::Decoding;
+use super::decoding::Decoding;
 use super::lanes::Lanes;
 use std::arch::aarch64::*;
 

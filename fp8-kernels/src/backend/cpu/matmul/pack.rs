@@ -8,7 +8,7 @@
 use super::super::{Floats, codec};
 use super::lanes::Lanes;
 use super::tile::Left;
-use crate::dtype::Float;
+use crate::element::Float;
 use crate::{Encoding, Result};
 use fp8_format::{E4M3, E5M2, slice};
 use half::bf16;

@@ -1,8 +1,10 @@
 //! Every set of vectors against the plainest loop, bit by bit: the models of all of them, and those that this CPU has.
 
+use super::available::Pairs;
 use super::lanes::Portable;
-use super::path::{CpuPath, Pairs, Vectors};
+use super::path::CpuPath;
 use super::task::{Blocks, Parts};
+use super::vectors::Vectors;
 use super::{Elements, Epilogue, Factors, Matrix, Out, matmul, matmul_on, takes_pairs};
 use crate::Encoding;
 use crate::backend::cpu::Floats;

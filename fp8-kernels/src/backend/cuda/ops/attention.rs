@@ -7,8 +7,7 @@
 
 use super::dropout::Mask;
 use super::kernels::{CallParameters, DropoutOnParameters};
-use super::launch::Entry;
-use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
+use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
 use crate::{DType, Error, Result, Shape, Tensor};
 

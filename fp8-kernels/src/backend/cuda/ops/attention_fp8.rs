@@ -5,8 +5,7 @@
 
 use super::attention::{self, Owner, Sizes};
 use super::dropout::Mask;
-use super::launch::Entry;
-use super::{Buffer, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
+use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
 use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
 

@@ -1,7 +1,7 @@
 //! Changes of cells on a GPU that are more than copies.
 
-use super::{Buffer, Gpu, Grid, In, Known, Out, kernels};
-use crate::{Cell, Device, Result};
+use super::{Buffer, Gpu, Grid, In, Out, kernels};
+use crate::Result;
 
 /// The cells from `address` on keep the larger of themselves and their value.
 pub(crate) fn merge_max(gpu: &Gpu, address: u64, values: &[f32]) -> Result<()> {
@@ -46,9 +46,4 @@ pub(crate) fn replace_negative(gpu: &Gpu, cells: &Buffer, value: f32) -> Result<
             &kernels::CellsReplaceNegative { cells: Out::f32(cells), value, n: len },
         )
     }
-}
-
-/// The cell of one f32 into which queued work writes a scale above 0.
-pub(crate) fn of_scale(gpu: &Gpu, buffer: Buffer, device: &Device) -> Result<Cell> {
-    Ok(Cell::from_cuda(buffer, Known::new(gpu, 1, 1.0)?, device))
 }

@@ -44,6 +44,6 @@ pub(crate) mod transpose;
 pub(crate) mod update_scales;
 
 use super::runtime::{
-    Buffer, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product, signatures,
+    Buffer, Entry, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product, signatures,
 };
 use numbers::{dtype_number, format_number};

@@ -2,7 +2,7 @@
 
 use super::rule::RuleArgs;
 use super::slot::launch_scale;
-use super::{Gpu, cells};
+use super::{Gpu, Known};
 use crate::backend::cpu::scale_from_amax::scale_from_amax as on_host;
 use crate::{Cell, DType, Result, ScaleRule, Tensor};
 
@@ -14,5 +14,5 @@ pub(crate) fn scale_from_amax(gpu: &Gpu, amax: &Tensor, rule: &ScaleRule) -> Res
     };
     let scale = gpu.alloc(DType::F32, 1)?;
     launch_scale(gpu, [0, amax.cuda(op)?.ptr()], false, rule, scale.ptr())?;
-    cells::of_scale(gpu, scale, amax.device())
+    Ok(Cell::from_cuda(scale, Known::new(gpu, 1, 1.0)?, amax.device()))
 }

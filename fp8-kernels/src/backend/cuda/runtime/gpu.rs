@@ -3,9 +3,10 @@
 use super::cache::Cache;
 use super::capture::Recorded;
 use super::context::{self, Context};
+use super::entry::Entry;
 use super::environment::Environment;
 use super::fault::Decode;
-use super::launch::{Entry, TypedKernel};
+use super::launch::TypedKernel;
 use super::loader::{self, Libraries};
 use super::matmul::Blas;
 use super::memory::Memory;

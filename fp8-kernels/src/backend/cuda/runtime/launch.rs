@@ -1,7 +1,6 @@
 //! Launching a kernel: arguments on the stack, nothing allocated.
 
 use super::context::Context;
-use super::module::KernelFile;
 use super::parameters::{List, Parameter};
 use crate::{Error, Result};
 use cudarc::driver::sys;
@@ -72,27 +71,6 @@ pub(crate) fn count(op: &'static str, tensors: usize) -> Result<i32> {
         remedy: format!("give at most {} at once", i32::MAX),
     })
 }
-
-/// A kernel file's kernel with the parameters `P`.
-pub(crate) struct Entry<P> {
-    pub(super) file: &'static dyn KernelFile,
-    pub(super) name: &'static str,
-    parameters: PhantomData<fn() -> P>,
-}
-
-impl<P> Entry<P> {
-    pub(crate) const fn new(file: &'static dyn KernelFile, name: &'static str) -> Self {
-        Self { file, name, parameters: PhantomData }
-    }
-}
-
-impl<P> Clone for Entry<P> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<P> Copy for Entry<P> {}
 
 /// A loaded kernel with the parameters `P`.
 pub(crate) struct TypedKernel<P> {

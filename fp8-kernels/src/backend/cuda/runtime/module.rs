@@ -2,6 +2,7 @@
 
 use super::cache::{self, Cache};
 use super::context::Context;
+use super::entry::KernelFile;
 use super::launch::Kernel;
 use super::nvrtc::{Compiled, Nvrtc};
 use crate::{Error, Result};
@@ -13,18 +14,6 @@ use std::time::Instant;
 /// The compiler's options: without fused multiply-adds of its own, so that the same expressions give the same bits
 /// everywhere.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
-
-/// A file of kernels.
-pub(crate) trait KernelFile {
-    /// Its name without the ending: no two files have the same.
-    fn stem(&self) -> &'static str;
-
-    /// The whole program.
-    fn program(&self) -> String;
-
-    /// PTX of this very program for sm_89, which every later GPU's driver compiles on loading.
-    fn snapshot(&self) -> &'static str;
-}
 
 /// Returns the file name that the compiler and its messages use for the program.
 fn file_name(source: &dyn KernelFile) -> String {
