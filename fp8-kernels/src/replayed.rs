@@ -5,7 +5,7 @@ use std::fmt;
 
 /// The host's part of every launch of a graph, such as counters that a step advances and numbers that it uploads.
 ///
-/// Pass it to [`Device::on_replay`] while a step is recorded. The recorded step itself has then advanced the counters once. The
+/// Pass it to [`Device::on_replay`](crate::Device::on_replay) while a step is recorded. The recorded step itself has then advanced the counters once. The
 /// graph keeps it alive until the driver has finished the graph's work.
 ///
 /// ```

@@ -1,6 +1,6 @@
 //! The time at which transposed copies are made.
 
-/// The time at which a [`Device`] makes the transposed copy of an FP8 tensor, which dgrad and wgrad read on hardware whose
+/// The time at which a [`Device`](crate::Device) makes the transposed copy of an FP8 tensor, which dgrad and wgrad read on hardware whose
 /// FP8 GEMM supports only the TN layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TransposePolicy {

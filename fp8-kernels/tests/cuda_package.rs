@@ -14,9 +14,14 @@ fn kernels_and_snapshots_are_packaged() {
     let listed = String::from_utf8(output.stdout).unwrap();
     let listed: Vec<&str> = listed.lines().collect();
     let mut expected = Vec::new();
-    for (sub, ending, least) in
-        [("src/backend/cuda/ops", ".cu", 16), ("src/backend/cuda/ops", ".cuh", 3), ("ptx", ".ptx", 16)]
-    {
+    for (sub, ending, least) in [
+        ("src/backend/cuda/ops", ".cu", 16),
+        ("src/backend/cuda/ops", ".cuh", 3),
+        ("src/backend/cuda/ops/attention", ".cu", 8),
+        ("src/backend/cuda/ops/attention", ".cuh", 8),
+        ("src/backend/cuda/ops/prelude", ".cuh", 14),
+        ("ptx", ".ptx", 16),
+    ] {
         let files = std::fs::read_dir(folder.join(sub)).unwrap();
         let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
         let names: Vec<String> = names.filter(|name| name.ends_with(ending)).collect();

@@ -40,6 +40,13 @@ fn read(folder: &Path, end: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Stems and texts of all kernel files.
+fn kernels() -> BTreeMap<String, String> {
+    let mut kernels = read(&folder(KERNELS), "cu");
+    kernels.extend(read(&folder(KERNELS).join("attention"), "cu"));
+    kernels
+}
+
 fn snapshots() -> BTreeMap<String, String> {
     read(&folder(SNAPSHOTS), "ptx")
 }
@@ -56,12 +63,12 @@ fn expect_none(problems: &[String]) {
 
 #[test]
 fn every_kernel_file_has_a_fresh_snapshot_and_every_snapshot_its_file() {
-    let prelude = fs::read_to_string(folder(KERNELS).join("prelude.cuh")).unwrap();
+    let prelude = headers::prelude(&folder(KERNELS)).unwrap();
     let snapshots = snapshots();
-    let kernels = read(&folder(KERNELS), "cu");
+    let kernels = kernels();
     let mut problems = Vec::new();
     for (name, text) in &kernels {
-        let read = |header: &str| fs::read_to_string(folder(KERNELS).join(header));
+        let read = |header: &str| headers::read(&folder(KERNELS), header);
         let program = headers::expand(&prelude, &format!("{name}.cu"), text, read).unwrap();
         let hash: String = Sha256::digest(program).iter().map(|byte| format!("{byte:02x}")).collect();
         match snapshots.get(name) {
@@ -155,8 +162,8 @@ fn shipped_snapshots_have_no_debug_information_and_are_small_together() {
 
 #[test]
 fn signatures_in_rust_are_those_of_the_kernel_files() {
-    let programs = read(&folder(KERNELS), "cu").into_iter().map(|(name, text)| {
-        let header = |header: &str| fs::read_to_string(folder(KERNELS).join(header));
+    let programs = kernels().into_iter().map(|(name, text)| {
+        let header = |header: &str| headers::read(&folder(KERNELS), header);
         let program = headers::expand("", &name, &text, header).unwrap();
         (name, program)
     });

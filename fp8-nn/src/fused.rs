@@ -12,7 +12,7 @@ impl Linear {
     /// [`LayerNormMlp`](crate::LayerNormMlp) does with its activation: in FP8, `x` is never stored in high precision.
     ///
     /// `quantize` takes the slot of this layer's input and passes it to an operation that takes one, such as
-    /// [`ops::activation`], [`ops::norm`] or [`ops::quantize`]. It returns the operand `[…, in_features]`. In high precision
+    /// [`ops::activation`](fp8_kernels::ops::activation()), [`ops::norm`](fp8_kernels::ops::norm()) or [`ops::quantize`](fp8_kernels::ops::quantize()). It returns the operand `[…, in_features]`. In high precision
     /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
     /// (`override_linear_precision`), and while [`Scaling::set_measuring_sqnr`](fp8_recipe::Scaling::set_measuring_sqnr) is on,
     /// `quantize` is called once more, with a slot that is off and records nothing.
@@ -123,7 +123,7 @@ impl Linear {
     /// those of the parameters to their `main_grad`.
     ///
     /// `quantize` takes the slot of this layer's `dy` and passes it to an operation that takes one, such as
-    /// [`ops::activation_backward_quantize_dbias`]. It returns the operand, which has the output's shape, and for a layer
+    /// [`ops::activation_backward_quantize_dbias`](fp8_kernels::ops::activation_backward_quantize_dbias()). It returns the operand, which has the output's shape, and for a layer
     /// with a bias the column sums of `dy` before quantization, `[out_features]`. A layer without a bias ignores them. It may
     /// be called twice: see [`forward_fused`](Self::forward_fused), which has an example.
     ///

@@ -188,14 +188,13 @@ fn signatures_file() -> PathBuf {
 
 fn sources() -> Result<Vec<Source>> {
     let kernels = root().join("fp8-kernels/src/backend/cuda/ops");
-    let prelude = fs::read_to_string(kernels.join("prelude.cuh"))?;
+    let prelude = headers::prelude(&kernels)?;
     let mut sources = Vec::new();
     for path in crate::workspace::files(&kernels)? {
         if path.extension().is_some_and(|end| end == "cu") {
             let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let text = fs::read_to_string(&path)?;
-            let program =
-                headers::expand(&prelude, &file, &text, |name| fs::read_to_string(kernels.join(name)))?;
+            let program = headers::expand(&prelude, &file, &text, |name| headers::read(&kernels, name))?;
             sources.push(Source { file, program });
         }
     }

@@ -6,6 +6,8 @@
     reason = "calls of the C interface, one after another under one contract"
 )]
 
+#[path = "../../tests/snapshots/headers.rs"]
+mod headers;
 mod rig;
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -36,10 +38,10 @@ fn original() -> String {
 /// The text that NVRTC gets for that file.
 fn source() -> String {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    let read = |name: &str| {
-        fs::read_to_string(Path::new(&package).join("../src/backend/cuda/ops").join(name)).unwrap()
-    };
-    format!("{}\n#line 1 \"cells.cu\"\n{}", read("prelude.cuh"), read("cells.cu"))
+    let kernels = Path::new(&package).join("../src/backend/cuda/ops");
+    let read = |header: &str| headers::read(&kernels, header);
+    headers::expand(&headers::prelude(&kernels).unwrap(), "cells.cu", &read("cells.cu").unwrap(), read)
+        .unwrap()
 }
 
 /// Compiles the kernel file and says what came out; a test of its own only where it is asked to be one.

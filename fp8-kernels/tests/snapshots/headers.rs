@@ -1,6 +1,36 @@
 //! The whole program of a kernel file: the prelude, the headers it begins with, its own text.
 
-use std::io;
+use std::path::Path;
+use std::{fs, io};
+
+/// The parts of the prelude, in their order.
+const PRELUDE: [&str; 14] = [
+    "types",
+    "float16",
+    "elements",
+    "fp8",
+    "math",
+    "reductions",
+    "scale",
+    "codes",
+    "tiles",
+    "streams",
+    "fault",
+    "sums",
+    "row_tiles",
+    "column_sums",
+];
+
+/// Returns the text in front of every kernel file of a folder.
+pub(crate) fn prelude(kernels: &Path) -> io::Result<String> {
+    PRELUDE.iter().map(|part| fs::read_to_string(kernels.join(format!("prelude/{part}.cuh")))).collect()
+}
+
+/// Reads a header of a folder, or of the folder of attention in it.
+pub(crate) fn read(kernels: &Path, name: &str) -> io::Result<String> {
+    let path = kernels.join(name);
+    fs::read_to_string(if path.exists() { path } else { kernels.join("attention").join(name) })
+}
 
 /// Lines `#include "name"` at the start of `text` are replaced by what `read` gives.
 pub(crate) fn expand(

@@ -5,6 +5,8 @@
 //! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
 //! tensors' type before it multiplies them. A length out of range is told at the next call that waits for the device.
 
+pub(crate) mod attention_fp8;
+
 use super::dropout::Mask;
 use super::kernels::{CallParameters, DropoutOnParameters};
 use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, kernels};
@@ -351,39 +353,35 @@ impl Forward<'_> {
     /// The tensors have the call's extents and the path's type; there are as many blocks as the path's kernel takes.
     unsafe fn launch(self, gpu: &Gpu, path: Path, grid: Grid) -> Result<()> {
         let Self { inputs: [q, k, v], o, row_max, row_sum, dropout, call } = self;
-        // SAFETY: the caller's.
-        unsafe {
-            match (path, dropout) {
-                (Path::Matrices(kernels), None) => {
-                    let ([q, k, v], o) = ([q, k, v].map(In::u16), Out::u16(o));
-                    let args = kernels::Attention { q, k, v, o, row_max, row_sum, call };
-                    gpu.load(kernels.forward)?.launch(gpu, grid, &args)
-                }
-                (Path::Matrices(kernels), Some(dropout_on)) => {
-                    let ([q, k, v], o) = ([q, k, v].map(In::u16), Out::u16(o));
-                    let args = kernels::AttentionDropout { q, k, v, o, row_max, row_sum, dropout_on, call };
-                    gpu.load(kernels.dropout)?.launch(gpu, grid, &args)
-                }
-                (Path::Plain(dtype), None) => {
-                    let ([q, k, v], o) = ([q, k, v].map(In::void), Out::void(o));
-                    let args = kernels::AttentionPlain { q, k, v, o, dtype, row_max, row_sum, call };
-                    gpu.load(kernels::ATTENTION_PLAIN)?.launch(gpu, grid, &args)
-                }
-                (Path::Plain(dtype), Some(dropout_on)) => {
-                    let ([q, k, v], o) = ([q, k, v].map(In::void), Out::void(o));
-                    let args = kernels::AttentionDropoutPlain {
-                        q,
-                        k,
-                        v,
-                        o,
-                        dtype,
-                        row_max,
-                        row_sum,
-                        dropout_on,
-                        call,
-                    };
-                    gpu.load(kernels::ATTENTION_DROPOUT_PLAIN)?.launch(gpu, grid, &args)
-                }
+        match (path, dropout) {
+            (Path::Matrices(kernels), None) => {
+                let ([q, k, v], o) = ([q, k, v].map(In::u16), Out::u16(o));
+                let args = kernels::Attention { q, k, v, o, row_max, row_sum, call };
+                let kernel = gpu.load(kernels.forward)?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
+            }
+            (Path::Matrices(kernels), Some(dropout_on)) => {
+                let ([q, k, v], o) = ([q, k, v].map(In::u16), Out::u16(o));
+                let args = kernels::AttentionDropout { q, k, v, o, row_max, row_sum, dropout_on, call };
+                let kernel = gpu.load(kernels.dropout)?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
+            }
+            (Path::Plain(dtype), None) => {
+                let ([q, k, v], o) = ([q, k, v].map(In::void), Out::void(o));
+                let args = kernels::AttentionPlain { q, k, v, o, dtype, row_max, row_sum, call };
+                let kernel = gpu.load(kernels::ATTENTION_PLAIN)?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
+            }
+            (Path::Plain(dtype), Some(dropout_on)) => {
+                let ([q, k, v], o) = ([q, k, v].map(In::void), Out::void(o));
+                let args =
+                    kernels::AttentionDropoutPlain { q, k, v, o, dtype, row_max, row_sum, dropout_on, call };
+                let kernel = gpu.load(kernels::ATTENTION_DROPOUT_PLAIN)?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
             }
         }
     }
@@ -407,73 +405,77 @@ impl Backward<'_> {
     unsafe fn launch(self, gpu: &Gpu, path: Path, owner: Owner, grid: Grid) -> Result<()> {
         let Self { inputs: [q, k, v, dy], row_numbers, first, second, dropout, call } = self;
         let keys = owner == Owner::Keys;
-        // SAFETY: the caller's.
-        unsafe {
-            match (path, dropout) {
-                (Path::Matrices(kernels), None) => {
-                    let [q, k, v, dy] = [q, k, v, dy].map(In::u16);
-                    let (d_first, d_second) = (Out::u16(first), Out::u16(second));
-                    let args =
-                        kernels::AttentionBackward { q, k, v, dy, row_numbers, d_first, d_second, call };
-                    let kernel = if keys { kernels.backward_kv } else { kernels.backward_q };
-                    gpu.load(kernel)?.launch(gpu, grid, &args)
-                }
-                (Path::Matrices(kernels), Some(dropout_on)) => {
-                    let [q, k, v, dy] = [q, k, v, dy].map(In::u16);
-                    let (d_first, d_second) = (Out::u16(first), Out::u16(second));
-                    let args = kernels::AttentionDropoutBackward {
-                        q,
-                        k,
-                        v,
-                        dy,
-                        row_numbers,
-                        d_first,
-                        d_second,
-                        dropout_on,
-                        call,
-                    };
-                    let kernel = if keys { kernels.dropout_backward_kv } else { kernels.dropout_backward_q };
-                    gpu.load(kernel)?.launch(gpu, grid, &args)
-                }
-                (Path::Plain(dtype), None) => {
-                    let [q, k, v, dy] = [q, k, v, dy].map(In::void);
-                    let (d_first, d_second) = (Out::void(first), Out::void(second));
-                    let args = kernels::AttentionPlainBackward {
-                        q,
-                        k,
-                        v,
-                        dy,
-                        dtype,
-                        row_numbers,
-                        d_first,
-                        d_second,
-                        call,
-                    };
-                    let [own_q, own_kv] =
-                        [kernels::ATTENTION_PLAIN_BACKWARD_Q, kernels::ATTENTION_PLAIN_BACKWARD_KV];
-                    gpu.load(if keys { own_kv } else { own_q })?.launch(gpu, grid, &args)
-                }
-                (Path::Plain(dtype), Some(dropout_on)) => {
-                    let [q, k, v, dy] = [q, k, v, dy].map(In::void);
-                    let (d_first, d_second) = (Out::void(first), Out::void(second));
-                    let args = kernels::AttentionDropoutPlainBackward {
-                        q,
-                        k,
-                        v,
-                        dy,
-                        dtype,
-                        row_numbers,
-                        d_first,
-                        d_second,
-                        dropout_on,
-                        call,
-                    };
-                    let [own_q, own_kv] = [
-                        kernels::ATTENTION_DROPOUT_PLAIN_BACKWARD_Q,
-                        kernels::ATTENTION_DROPOUT_PLAIN_BACKWARD_KV,
-                    ];
-                    gpu.load(if keys { own_kv } else { own_q })?.launch(gpu, grid, &args)
-                }
+        match (path, dropout) {
+            (Path::Matrices(kernels), None) => {
+                let [q, k, v, dy] = [q, k, v, dy].map(In::u16);
+                let (d_first, d_second) = (Out::u16(first), Out::u16(second));
+                let args = kernels::AttentionBackward { q, k, v, dy, row_numbers, d_first, d_second, call };
+                let kernel = if keys { kernels.backward_kv } else { kernels.backward_q };
+                let kernel = gpu.load(kernel)?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
+            }
+            (Path::Matrices(kernels), Some(dropout_on)) => {
+                let [q, k, v, dy] = [q, k, v, dy].map(In::u16);
+                let (d_first, d_second) = (Out::u16(first), Out::u16(second));
+                let args = kernels::AttentionDropoutBackward {
+                    q,
+                    k,
+                    v,
+                    dy,
+                    row_numbers,
+                    d_first,
+                    d_second,
+                    dropout_on,
+                    call,
+                };
+                let kernel = if keys { kernels.dropout_backward_kv } else { kernels.dropout_backward_q };
+                let kernel = gpu.load(kernel)?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
+            }
+            (Path::Plain(dtype), None) => {
+                let [q, k, v, dy] = [q, k, v, dy].map(In::void);
+                let (d_first, d_second) = (Out::void(first), Out::void(second));
+                let args = kernels::AttentionPlainBackward {
+                    q,
+                    k,
+                    v,
+                    dy,
+                    dtype,
+                    row_numbers,
+                    d_first,
+                    d_second,
+                    call,
+                };
+                let [own_q, own_kv] =
+                    [kernels::ATTENTION_PLAIN_BACKWARD_Q, kernels::ATTENTION_PLAIN_BACKWARD_KV];
+                let kernel = gpu.load(if keys { own_kv } else { own_q })?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
+            }
+            (Path::Plain(dtype), Some(dropout_on)) => {
+                let [q, k, v, dy] = [q, k, v, dy].map(In::void);
+                let (d_first, d_second) = (Out::void(first), Out::void(second));
+                let args = kernels::AttentionDropoutPlainBackward {
+                    q,
+                    k,
+                    v,
+                    dy,
+                    dtype,
+                    row_numbers,
+                    d_first,
+                    d_second,
+                    dropout_on,
+                    call,
+                };
+                let [own_q, own_kv] = [
+                    kernels::ATTENTION_DROPOUT_PLAIN_BACKWARD_Q,
+                    kernels::ATTENTION_DROPOUT_PLAIN_BACKWARD_KV,
+                ];
+                let kernel = gpu.load(if keys { own_kv } else { own_q })?;
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(gpu, grid, &args) }
             }
         }
     }

@@ -6,7 +6,6 @@ pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod amax;
 pub(crate) mod attention;
-pub(crate) mod attention_fp8;
 mod blocks;
 pub(crate) mod cast;
 pub(crate) mod cells;
@@ -42,6 +41,8 @@ pub(crate) mod split;
 mod tiles;
 pub(crate) mod transpose;
 pub(crate) mod update_scales;
+
+pub(crate) use attention::attention_fp8;
 
 use super::runtime::{
     Buffer, Entry, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product, signatures,

@@ -1,4 +1,4 @@
-//! The numbers by which kernels know types, as `prelude.cuh` reads them.
+//! The numbers by which kernels know types, as `prelude/types.cuh` reads them.
 
 use crate::{DType, Encoding};
 

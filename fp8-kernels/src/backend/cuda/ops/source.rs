@@ -3,66 +3,71 @@
 use super::KernelFile;
 
 /// The text in front of every kernel file.
-const PRELUDE: &str = include_str!("prelude.cuh");
+const PRELUDE: &str = concat!(
+    include_str!("prelude/types.cuh"),
+    include_str!("prelude/float16.cuh"),
+    include_str!("prelude/elements.cuh"),
+    include_str!("prelude/fp8.cuh"),
+    include_str!("prelude/math.cuh"),
+    include_str!("prelude/reductions.cuh"),
+    include_str!("prelude/scale.cuh"),
+    include_str!("prelude/codes.cuh"),
+    include_str!("prelude/tiles.cuh"),
+    include_str!("prelude/streams.cuh"),
+    include_str!("prelude/fault.cuh"),
+    include_str!("prelude/sums.cuh"),
+    include_str!("prelude/row_tiles.cuh"),
+    include_str!("prelude/column_sums.cuh"),
+);
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
 const HEADERS: [(&str, &str); 10] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
-    ("attention.cuh", include_str!("attention.cuh")),
+    ("attention.cuh", include_str!("attention/attention.cuh")),
     ("dropout.cuh", include_str!("dropout.cuh")),
-    ("attention_dropout.cuh", include_str!("attention_dropout.cuh")),
-    ("attention_forward.cuh", include_str!("attention_forward.cuh")),
-    ("attention_plain.cuh", include_str!("attention_plain.cuh")),
-    ("attention_backward.cuh", include_str!("attention_backward.cuh")),
-    ("attention_fp8.cuh", include_str!("attention_fp8.cuh")),
-    ("attention_fp8_backward.cuh", include_str!("attention_fp8_backward.cuh")),
+    ("attention_dropout.cuh", include_str!("attention/attention_dropout.cuh")),
+    ("attention_forward.cuh", include_str!("attention/attention_forward.cuh")),
+    ("attention_plain.cuh", include_str!("attention/attention_plain.cuh")),
+    ("attention_backward.cuh", include_str!("attention/attention_backward.cuh")),
+    ("attention_fp8.cuh", include_str!("attention/attention_fp8.cuh")),
+    ("attention_fp8_backward.cuh", include_str!("attention/attention_fp8_backward.cuh")),
 ];
 
-/// `sources![(Variant, "stem")]`: one program per kernel file.
+/// `sources!["folder/": (Variant, "stem")]`: one program per kernel file.
 macro_rules! sources {
-    ($(($variant:ident, $stem:literal)),* $(,)?) => {
+    ($($folder:literal: $(($variant:ident, $stem:literal)),*);* $(;)?) => {
         /// A kernel file, named after its operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(super) enum Source {
-            $(#[doc = concat!("`", $stem, ".cu`")] $variant),*
+            $($(#[doc = concat!("`", $stem, ".cu`")] $variant),*),*
         }
 
         impl Source {
             /// The file's name without its ending.
             const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $stem),* }
+                match self { $($(Self::$variant => $stem),*),* }
             }
 
             const fn text(self) -> &'static str {
-                match self { $(Self::$variant => include_str!(concat!($stem, ".cu"))),* }
+                match self { $($(Self::$variant => include_str!(concat!($folder, $stem, ".cu"))),*),* }
             }
 
             /// PTX of this very text for sm_89, which every later GPU's driver compiles on loading.
             const fn ptx(self) -> &'static str {
-                match self { $(Self::$variant => include_str!(concat!("../../../../ptx/", $stem, ".ptx"))),* }
+                match self { $($(Self::$variant => include_str!(concat!("../../../../ptx/", $stem, ".ptx"))),*),* }
             }
         }
     };
 }
 
 sources![
+    "":
     (Accumulate, "accumulate"),
     (Activation, "activation"),
     (ActivationBlocks, "activation_blocks"),
     (AdamW, "adamw"),
     (Amax, "amax"),
-    (Attention, "attention"),
-    (AttentionBackwardKv, "attention_backward_kv"),
-    (AttentionBackwardQ, "attention_backward_q"),
-    (AttentionDropout, "attention_dropout"),
-    (AttentionDropoutBackwardKv, "attention_dropout_backward_kv"),
-    (AttentionDropoutBackwardQ, "attention_dropout_backward_q"),
-    (AttentionDropoutPlain, "attention_dropout_plain"),
-    (AttentionFp8, "attention_fp8"),
-    (AttentionFp8BackwardKv, "attention_fp8_backward_kv"),
-    (AttentionFp8BackwardQ, "attention_fp8_backward_q"),
-    (AttentionPlain, "attention_plain"),
     (Cast, "cast"),
     (Cells, "cells"),
     (CompareCalls, "compare_calls"),
@@ -83,7 +88,19 @@ sources![
     (Softmax, "softmax"),
     (Split, "split"),
     (Transpose, "transpose"),
-    (UpdateScales, "update_scales"),
+    (UpdateScales, "update_scales");
+    "attention/":
+    (Attention, "attention"),
+    (AttentionBackwardKv, "attention_backward_kv"),
+    (AttentionBackwardQ, "attention_backward_q"),
+    (AttentionDropout, "attention_dropout"),
+    (AttentionDropoutBackwardKv, "attention_dropout_backward_kv"),
+    (AttentionDropoutBackwardQ, "attention_dropout_backward_q"),
+    (AttentionDropoutPlain, "attention_dropout_plain"),
+    (AttentionFp8, "attention_fp8"),
+    (AttentionFp8BackwardKv, "attention_fp8_backward_kv"),
+    (AttentionFp8BackwardQ, "attention_fp8_backward_q"),
+    (AttentionPlain, "attention_plain");
 ];
 
 impl KernelFile for Source {

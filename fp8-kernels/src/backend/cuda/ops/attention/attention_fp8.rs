@@ -3,9 +3,9 @@
 //! Head sizes up to 128 that are multiples of 16 go through the tensor cores' FP8 products. Anything else is dequantized to
 //! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
 
-use super::attention::{self, Owner, Sizes};
-use super::dropout::Mask;
-use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
+use super::{Owner, Sizes, attention, attention_backward};
+use crate::backend::cuda::ops::dropout::Mask;
+use crate::backend::cuda::ops::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
 use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
 
@@ -26,7 +26,7 @@ pub(crate) fn attention_fp8(
     let op = "attention_fp8";
     let Some(kernels) = Kernels::new(p.head_dim) else {
         let [q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
-        let (o, saved) = attention::attention(gpu, &q?, &k?, &v?, sequences, p)?;
+        let (o, saved) = attention(gpu, &q?, &k?, &v?, sequences, p)?;
         return Ok((ops::cast(&o, dtype)?, saved));
     };
     let [q, k, v] = tensors.map(|x| Operand::new(op, x));
@@ -75,7 +75,7 @@ pub(crate) fn attention_fp8_backward(
     let Some(kernels) = Kernels::new(p.head_dim) else {
         let [dy, q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
         let tensors = [&dy?, &q?, &k?, &v?, &ops::cast(o, DType::F32)?];
-        let (dq, dk, dv) = attention::attention_backward(gpu, tensors, saved, sequences, p)?;
+        let (dq, dk, dv) = attention_backward(gpu, tensors, saved, sequences, p)?;
         let cast = |x: &Tensor| ops::cast(x, dtype);
         return Ok((cast(&dq)?, cast(&dk)?, cast(&dv)?));
     };

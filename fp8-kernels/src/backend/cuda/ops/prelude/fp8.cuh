@@ -1,0 +1,35 @@
+// ---- FP8 ----
+
+// Codes of two values that are not NaN, `low` in the low byte: to nearest, ties to even, saturating.
+__device__ __forceinline__ u32 encode2_numbers(float low, float high, int format) {
+    u16 pair;
+    if (format == E4M3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// The same of any two values: NaN is 0x7F whatever its sign.
+__device__ __forceinline__ u32 encode2(float low, float high, int format) {
+    u32 codes = encode2_numbers(low, high, format);
+    if (low != low) codes = (codes & 0xff00u) | 0x7fu;
+    if (high != high) codes = (codes & 0x00ffu) | 0x7f00u;
+    return codes;
+}
+
+__device__ __forceinline__ u32 encode1(float v, int format) { return encode2(v, 0.0f, format) & 0xffu; }
+
+// The values of two codes, exactly.
+__device__ __forceinline__ void decode2(u32 codes, int format, float* low, float* high) {
+    u32 halves;
+    u16 pair = (u16)codes;
+    if (format == E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    *low = f16_to_f32(halves & 0xffffu);
+    *high = f16_to_f32(halves >> 16);
+}
+
+// The largest magnitude that rounds to the format's largest value; every larger one saturates. Encoding::saturation_limit.
+__device__ __forceinline__ float saturation_limit(int format) {
+    return format == E4M3 ? 464.0f : __int_as_float(0x476fffff);  // the float below 61440
+}
+
