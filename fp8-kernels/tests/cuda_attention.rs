@@ -6,7 +6,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::numbers;
-use fp8_kernels::ops::{self, AttentionOptions, Sequences};
+use fp8_kernels::ops::{self, ScoreOptions, Sequences};
 use fp8_kernels::{
     CudaAllocator, CudaOptions, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot,
     Tensor,
@@ -20,7 +20,7 @@ fn attend([queries, keys, dim]: [usize; 3], dtype: DType, device: &Device) -> Re
     };
     let (rows, columns) = ([1, queries, 2, dim], [1, keys, 1, dim]);
     let (q, dy, k, v) = (tensor(1, rows)?, tensor(2, rows)?, tensor(3, columns)?, tensor(4, columns)?);
-    let options = AttentionOptions::default();
+    let options = ScoreOptions::default();
     let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
     let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
     Ok([o, saved.row_max, saved.row_sum, dq, dk, dv])
@@ -61,7 +61,7 @@ fn attend_fp8([queries, keys, dim]: [usize; 3], device: &Device) -> Result<[Tens
     let (rows, columns) = ([1, queries, 2, dim], [1, keys, 1, dim]);
     let (q, dy) = (tensor(1, rows, Encoding::E4M3)?, tensor(2, rows, Encoding::E5M2)?);
     let (k, v) = (tensor(3, columns, Encoding::E4M3)?, tensor(4, columns, Encoding::E4M3)?);
-    let (all, options) = (Sequences::Full, AttentionOptions::default());
+    let (all, options) = (Sequences::Full, ScoreOptions::default());
     let (o, saved) = ops::attention_fp8(&q, &k, &v, &all, options, DType::BF16)?;
     let (dq, dk, dv) = ops::attention_fp8_backward(&dy, &q, &k, &v, &o, &saved, &all, options)?;
     Ok([o, saved.row_max, saved.row_sum, dq, dk, dv])

@@ -7,7 +7,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::Step;
-use fp8_kernels::ops::{AttentionOptions, Packing, PackingCapacity, RopeTable, Sequences};
+use fp8_kernels::ops::{Packing, PackingCapacity, RopeTable, ScoreOptions, Sequences};
 use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Result, Tensor, ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -60,7 +60,7 @@ fn a_packing_is_refilled_between_replays() {
         let table = RopeTable::new(80, 8, 100.0, &device).unwrap();
         let step = |packing: &Packing| -> Result<[Tensor; 4]> {
             let q = ops::rope(&x, &table, packing.positions())?;
-            let (sequences, options) = (Sequences::Packed(packing.clone()), AttentionOptions::default());
+            let (sequences, options) = (Sequences::Packed(packing.clone()), ScoreOptions::default());
             let (o, saved) = ops::attention(&q, &q, &x, &sequences, options)?;
             let (dq, dk, dv) = ops::attention_backward(&x, &q, &q, &x, &o, &saved, &sequences, options)?;
             Ok([o, dq, dk, dv])

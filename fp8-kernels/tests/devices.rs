@@ -11,8 +11,7 @@ use fp8_kernels::{
     ScalePolicy, ScaleRule, Slot, Tensor,
 };
 use ops::{
-    AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats,
-    Sequences,
+    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats, ScoreOptions, Sequences,
 };
 
 const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
@@ -135,7 +134,7 @@ calls! {
     norm_backward_add(dy, x, gamma, rsigma, residual): {
         let stats = NormStats { mean: None, rsigma: floats([4], rsigma)? };
         let (dy, x, gamma) = (floats([4, 4], dy)?, floats([4, 4], x)?, floats([4], gamma)?);
-        let options = NormOptions { norm: Norm::RmsNorm, ..NormOptions::default() };
+        let options = NormOptions { normalization: Norm::RmsNorm, ..NormOptions::default() };
         ops::norm_backward_add(&dy, &x, &gamma, &stats, &options, &floats([4, 4], residual)?)?
     };
     softmax(x, mask): {
@@ -162,12 +161,12 @@ calls! {
     };
     attention(q, k, v, lengths): {
         let [q, k, v] = [floats([1, 4, 1, 4], q)?, floats([1, 4, 1, 4], k)?, floats([1, 4, 1, 4], v)?];
-        ops::attention(&q, &k, &v, &Sequences::padded(&ints([1], lengths)?), AttentionOptions::default())?
+        ops::attention(&q, &k, &v, &Sequences::padded(&ints([1], lengths)?), ScoreOptions::default())?
     };
     attention_backward(dy, q, k, v, o, row_max, row_sum, lengths): {
         let make = |device| floats([1, 4, 1, 4], device);
         let saved = AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum: floats([1, 1, 4], row_sum)? };
-        let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), AttentionOptions::default());
+        let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), ScoreOptions::default());
         ops::attention_backward(&make(dy)?, &make(q)?, &make(k)?, &make(v)?, &make(o)?, &saved, &lengths, options)?
     };
     rope(x, table): {

@@ -10,8 +10,7 @@ use fp8_kernels::{
     ScaleRule, Shape, Slot, Tensor, UpdateClock,
 };
 use ops::{
-    AttentionOptions, AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats,
-    Sequences,
+    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats, ScoreOptions, Sequences,
 };
 
 const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
@@ -143,7 +142,7 @@ fn ops_codes() -> fp8_kernels::Fp8Tensor {
 fn attention() {
     let x = |shape: [usize; 4]| floats(shape);
     let (q, k) = (x([1, 4, 2, 4]), x([1, 4, 2, 4]));
-    let options = AttentionOptions::default();
+    let options = ScoreOptions::default();
     let forward = |k: &Tensor, lengths: Option<&Tensor>, options| {
         let sequences = lengths.map_or(Sequences::Full, Sequences::padded);
         ops::attention(&q, k, k, &sequences, options)
@@ -161,7 +160,7 @@ fn attention() {
              divide the number of heads (q's)";
         forward(&k, Some(&ints([2])), options) =>
             "attention: key_lengths and the batch: got [2] and [1]: give one length per batch entry";
-        forward(&k, None, AttentionOptions { softmax_scale: Some(f32::NAN), ..options }) =>
+        forward(&k, None, ScoreOptions { softmax_scale: Some(f32::NAN), ..options }) =>
             "attention: softmax_scale = NaN: give a finite number, or None for 1/sqrt(head_dim)";
         backward(floats([1, 2, 4]), floats([1, 2, 3])) =>
             "attention_backward: the saved rows and [batch, heads, queries]: got [1, 2, 3] and [1, 2, 4]: pass what \
@@ -211,8 +210,8 @@ fn embeddings() {
 #[test]
 fn norms() {
     let (x, gamma) = (floats([4, 8]), floats([8]));
-    let [layer, rms] =
-        [Norm::LayerNorm, Norm::RmsNorm].map(|norm| NormOptions { norm, ..NormOptions::default() });
+    let [layer, rms] = [Norm::LayerNorm, Norm::RmsNorm]
+        .map(|norm| NormOptions { normalization: norm, ..NormOptions::default() });
     let backward = |mean: Option<Tensor>, rsigma: Tensor, options: &NormOptions| {
         ops::norm_backward(&x, &x, &gamma, &NormStats { mean, rsigma }, options)
     };

@@ -10,7 +10,7 @@ use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, SlotUse, Slots};
 /// Attention with its options, and the slots of what it reads in FP8, unless the options rule that out.
 #[derive(Debug)]
 pub(crate) struct Attention {
-    options: ops::AttentionOptions<'static>,
+    options: ops::ScoreOptions<'static>,
     dropout: Rate,
     slots: AttentionSlots,
 }
@@ -146,7 +146,7 @@ impl Attention {
     ) -> Result<(Tensor, AttentionPassed)> {
         let dropout = self.dropout.draw(cx)?;
         let diagonal = diagonal.unwrap_or(self.options.diagonal);
-        let options = ops::AttentionOptions { dropout: dropout.as_ref(), diagonal, ..self.options };
+        let options = ops::ScoreOptions { dropout: dropout.as_ref(), diagonal, ..self.options };
         let inputs = match inputs {
             Inputs::High(inputs) => match self.slots.quantize(cx, &inputs)? {
                 Some(codes) => Inputs::Fp8(codes),
@@ -171,7 +171,7 @@ impl Attention {
         sequences: &Sequences,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let AttentionPassed { inputs, o, rows, dropout, origin } = passed;
-        let options = ops::AttentionOptions { dropout: dropout.as_ref(), ..self.options };
+        let options = ops::ScoreOptions { dropout: dropout.as_ref(), ..self.options };
         let dy = match dy {
             Operand::Fp8(dy) => Operand::Fp8(dy.reshape(*o.shape())?),
             Operand::High(dy) => {

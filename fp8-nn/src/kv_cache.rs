@@ -253,11 +253,11 @@ impl Step {
 ///
 ///     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, Self::Saved)> {
 ///         let ([q, v], value) = self.heads(cx, x)?;
-///         let (o, saved) = ops::attention(&q, &q, &v, &Default::default(), ops::AttentionOptions::default())?;
+///         let (o, saved) = ops::attention(&q, &q, &v, &Default::default(), ops::ScoreOptions::default())?;
 ///         Ok((o.reshape(*x.shape())?, (value, [q, v, o], saved)))
 ///     }
 ///     fn backward(&mut self, cx: &mut Backward<'_>, (value, [q, v, o], saved): Self::Saved, dy: &Tensor) -> Result<Tensor> {
-///         let options = ops::AttentionOptions::default();
+///         let options = ops::ScoreOptions::default();
 ///         let d_o = dy.reshape(*o.shape())?;
 ///         let (dq, dk, dv) = ops::attention_backward(&d_o, &q, &q, &v, &o, &saved, &Default::default(), options)?;
 ///         let dx = self.value.backward(cx, value, &dv.reshape(*dy.shape())?)?;
@@ -279,7 +279,7 @@ impl Step {
 ///             None => (q.clone(), v),
 ///         };
 ///         // The last query sees the last key: those before it are in the cache.
-///         let options = ops::AttentionOptions { diagonal: Diagonal::BottomRight, ..Default::default() };
+///         let options = ops::ScoreOptions { diagonal: Diagonal::BottomRight, ..Default::default() };
 ///         Ok(ops::attention(&q, &k, &v, &info.sequences, options)?.0.reshape(*x.shape())?)
 ///     }
 ///     fn kv_heads(&self) -> [usize; 2] {

@@ -98,7 +98,7 @@ pub(crate) struct NormCore {
     path: Arc<str>,
     pub(crate) weight: Parameter,
     pub(crate) bias: Option<Parameter>,
-    options: ops::NormOptions,
+    options: NormOptions,
 }
 
 impl NormCore {
@@ -130,7 +130,7 @@ impl NormCore {
             path: path.into(),
             weight: Parameter::new(format!("{path}.weight"), weight)?,
             bias: (normalization == Norm::LayerNorm).then(zeros).transpose()?,
-            options: options.operation(),
+            options,
         })
     }
 

@@ -1,58 +1,16 @@
 //! Options that several layers share.
 
 use crate::{Error, Result};
-use fp8_kernels::ops::{self, Diagonal, Norm, RopeScaling};
+use fp8_kernels::ops::{self, Diagonal, RopeScaling};
 use std::fmt;
 use std::str::FromStr;
 
-/// The normalization that a layer applies, with its options.
-///
-/// [`LayerNormLinear`](crate::LayerNormLinear), [`LayerNormMlp`](crate::LayerNormMlp),
-/// [`MultiheadAttention`](crate::MultiheadAttention), [`TransformerLayer`](crate::TransformerLayer) and
-/// [`Gpt`](crate::Gpt) take it. The layers [`LayerNorm`](crate::LayerNorm) and [`RmsNorm`](crate::RmsNorm) have
-/// [`NormLayerOptions`](crate::NormLayerOptions) instead, since their type says which normalization they are.
-///
-/// | field | default | PyTorch's default |
-/// |---|---|---|
-/// | `normalization` | `Norm::LayerNorm` | |
-/// | `eps` | 1e-5 | 1e-5 in `LayerNorm`; the dtype's epsilon in `RMSNorm` |
-/// | `zero_centered_gamma` | false | PyTorch always stores γ itself |
-///
-/// ```
-/// use fp8_nn::prelude::*;
-///
-/// let llama = NormOptions { normalization: Norm::RmsNorm, eps: 1e-6, ..Default::default() };
-/// assert!(!llama.zero_centered_gamma);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NormOptions {
-    /// LayerNorm, with γ and β, or RMSNorm, with only γ. Default: [`Norm::LayerNorm`].
-    pub normalization: Norm,
-    /// ε, which is added to the variance or the mean square. Finite and greater than 0. Default: 1e-5.
-    /// PyTorch's `RMSNorm` uses the epsilon of the dtype.
-    pub eps: f32,
-    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1 instead of 0. Default: false.
-    pub zero_centered_gamma: bool,
-}
-
-impl Default for NormOptions {
-    fn default() -> Self {
-        Self { normalization: Norm::LayerNorm, eps: 1e-5, zero_centered_gamma: false }
-    }
-}
-
-impl NormOptions {
-    /// The same options as the operation takes them.
-    pub(crate) fn operation(self) -> ops::NormOptions {
-        let Self { normalization: norm, eps, zero_centered_gamma } = self;
-        ops::NormOptions { norm, eps, zero_centered_gamma }
-    }
-}
+pub use fp8_kernels::ops::NormOptions;
 
 /// The heads of an attention layer, its mask and its positions.
 ///
-/// [`MultiheadAttention`](crate::MultiheadAttention) and [`TransformerLayer`](crate::TransformerLayer) take it. The
-/// operation [`ops::attention`] has options of its own, of the same name.
+/// [`MultiheadAttention`](crate::MultiheadAttention) and [`TransformerLayer`](crate::TransformerLayer) take it. The options of
+/// the operation [`ops::attention`] are [`ops::ScoreOptions`].
 ///
 /// | field | default |
 /// |---|---|
@@ -169,9 +127,9 @@ impl Default for AttentionOptions {
 
 impl AttentionOptions {
     /// The mask and the scale as the operation takes them.
-    pub(crate) fn operation(&self) -> ops::AttentionOptions<'static> {
+    pub(crate) fn operation(&self) -> ops::ScoreOptions<'static> {
         let Self { causal, window, diagonal, softmax_scale, .. } = *self;
-        ops::AttentionOptions { causal, window, diagonal, softmax_scale, dropout: None }
+        ops::ScoreOptions { causal, window, diagonal, softmax_scale, dropout: None }
     }
 }
 

@@ -1,9 +1,8 @@
 //! The items that a training program needs from this crate and the crates below it: `use fp8_nn::prelude::*`.
 //!
 //! They are the layers with their options, the optimizer and the functions over models, the recipes and scopes, devices and
-//! tensors. [`ops`] is a module, so its items keep the prefix: `ops::NormOptions` are the options of the operation
-//! [`ops::norm`], `NormOptions` those of the layers. It does not contain the `Saved` types of layers: write
-//! `fp8_nn::LinearSaved`.
+//! tensors. [`ops`] is a module, so its items keep the prefix, as in [`ops::norm`]. It does not contain the `Saved` types of
+//! layers: write `fp8_nn::LinearSaved`.
 //!
 //! The pages of items from other crates have examples that name those crates. If your program depends on `fp8-nn` alone, read
 //! `fp8_kernels` there as `fp8_nn::fp8_kernels`, and `fp8_format`, `fp8_recipe` and `fp8_dist` likewise.

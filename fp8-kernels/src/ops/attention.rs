@@ -10,10 +10,10 @@ use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 /// sees the keys from c − left to c + right.
 ///
 /// ```
-/// use fp8_kernels::ops::{AttentionOptions, Diagonal};
+/// use fp8_kernels::ops::{ScoreOptions, Diagonal};
 ///
 /// // Four queries behind a cache of other keys, each of which sees itself and the 127 keys before it.
-/// let options = AttentionOptions {
+/// let options = ScoreOptions {
 ///     window: (Some(127), None),
 ///     diagonal: Diagonal::BottomRight,
 ///     ..Default::default()
@@ -21,7 +21,7 @@ use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 /// assert!(options.causal); // so the window's right end is 0
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionOptions<'a> {
+pub struct ScoreOptions<'a> {
     /// Whether a query sees no key to the right of its own. Default: true.
     pub causal: bool,
     /// The number of keys that a query sees to the left and to the right of its own (a sliding window). Default:
@@ -37,7 +37,7 @@ pub struct AttentionOptions<'a> {
     pub dropout: Option<&'a Dropout>,
 }
 
-impl Default for AttentionOptions<'_> {
+impl Default for ScoreOptions<'_> {
     fn default() -> Self {
         Self {
             causal: true,
@@ -146,7 +146,7 @@ pub(crate) struct Problem<'a> {
 /// use fp8_kernels::{Device, Tensor};
 ///
 /// let x = Tensor::from_vec(vec![1.0f32, 3.0], [1, 2, 1, 1], &Device::cpu())?;
-/// let options = ops::AttentionOptions { softmax_scale: Some(0.0), ..Default::default() };
+/// let options = ops::ScoreOptions { softmax_scale: Some(0.0), ..Default::default() };
 /// let (o, _) = ops::attention(&x, &x, &x, &Sequences::Full, options)?;
 /// assert_eq!(o.to_vec::<f32>()?, [1.0, 2.0]); // the second query sees both keys, each with 1/2
 /// # Ok::<(), fp8_kernels::Error>(())
@@ -156,7 +156,7 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    options: AttentionOptions<'_>,
+    options: ScoreOptions<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
     let problem = check("attention", q, k, v, sequences, options)?;
     dispatch!(q.device(), attention::attention(q, k, v, sequences, &problem))
@@ -176,7 +176,7 @@ pub fn attention(
 ///
 /// let of = |value| Tensor::from_vec(vec![value], [1, 1, 1, 1], &Device::cpu());
 /// let (q, k, v, dy) = (of(1.0f32)?, of(2.0)?, of(5.0)?, of(3.0)?);
-/// let options = ops::AttentionOptions::default();
+/// let options = ops::ScoreOptions::default();
 /// let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
 /// let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
 /// // The only key has probability 1, whatever its score: o = v.
@@ -193,7 +193,7 @@ pub fn attention_backward(
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
-    options: AttentionOptions<'_>,
+    options: ScoreOptions<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_backward";
     let problem = check(op, q, k, v, sequences, options)?;
@@ -212,7 +212,7 @@ fn check<'a>(
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    options: AttentionOptions<'a>,
+    options: ScoreOptions<'a>,
 ) -> Result<Problem<'a>> {
     q.expect_float(op, "q")?;
     k.expect_dtype(op, "k", q.dtype())?;
@@ -229,7 +229,7 @@ pub(super) fn problem<'a>(
     k: &Tensor,
     v: &Tensor,
     sequences: &Sequences,
-    options: AttentionOptions<'a>,
+    options: ScoreOptions<'a>,
 ) -> Result<Problem<'a>> {
     k.expect_same_shape(op, "k and v", v)?;
     let [batch, queries, heads, head_dim] = dims4(op, q)?;

@@ -1,7 +1,7 @@
 //! Attention whose products read FP8 codes.
 
 use super::attention::{dims4, problem};
-use super::{AttentionOptions, AttentionSaved, Problem, Sequences};
+use super::{AttentionSaved, Problem, ScoreOptions, Sequences};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 
@@ -34,13 +34,13 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// that [`attention`](crate::ops::attention()) refuses.
 ///
 /// ```
-/// use fp8_kernels::ops::{self, AttentionOptions, Sequences};
+/// use fp8_kernels::ops::{self, ScoreOptions, Sequences};
 /// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
 ///
 /// let cpu = Device::cpu();
 /// let codes = Tensor::from_vec(vec![0x38u8, 0x44], [1, 2, 1, 1], &cpu)?; // 1 and 3
 /// let x = Fp8Tensor::from_codes(codes, [1, 2, 1, 1], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?;
-/// let options = AttentionOptions { softmax_scale: Some(0.0), ..Default::default() };
+/// let options = ScoreOptions { softmax_scale: Some(0.0), ..Default::default() };
 /// let (o, saved) = ops::attention_fp8(&x, &x, &x, &Sequences::Full, options, DType::F32)?;
 /// assert_eq!(o.to_vec::<f32>()?, [1.0, 2.0]); // the second query sees both keys, each with 1/2
 /// assert_eq!(saved.row_sum.to_vec::<f32>()?, [1.0, 2.0]);
@@ -51,7 +51,7 @@ pub fn attention_fp8(
     k: &Fp8Tensor,
     v: &Fp8Tensor,
     sequences: &Sequences,
-    options: AttentionOptions<'_>,
+    options: ScoreOptions<'_>,
     dtype: DType,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention_fp8";
@@ -90,7 +90,7 @@ pub fn attention_fp8(
 /// Those of [`attention_fp8`](attention_fp8()); a `dy` or `o` of another shape or device than `q`; a `saved` of another call.
 ///
 /// ```
-/// use fp8_kernels::ops::{self, AttentionOptions, Sequences};
+/// use fp8_kernels::ops::{self, ScoreOptions, Sequences};
 /// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
 ///
 /// let cpu = Device::cpu();
@@ -99,7 +99,7 @@ pub fn attention_fp8(
 ///     Fp8Tensor::from_codes(codes, [1, 1, 1, 1], encoding, Tensor::scalar(0.5, &cpu)?)
 /// };
 /// let (x, dy) = (of(0x44, Encoding::E4M3)?, of(0x42, Encoding::E5M2)?); // 3 · 0.5 each
-/// let options = AttentionOptions::default();
+/// let options = ScoreOptions::default();
 /// let (o, saved) = ops::attention_fp8(&x, &x, &x, &Sequences::Full, options, DType::F32)?;
 /// let (dq, dk, dv) = ops::attention_fp8_backward(&dy, &x, &x, &x, &o, &saved, &Sequences::Full, options)?;
 /// // The only key has probability 1, whatever its score: o = v.
@@ -116,7 +116,7 @@ pub fn attention_fp8_backward(
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
-    options: AttentionOptions<'_>,
+    options: ScoreOptions<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let op = "attention_fp8_backward";
     let codes = check(op, [("q", q), ("k", k), ("v", v)], sequences, options)?;
@@ -155,7 +155,7 @@ fn check<'a>(
     op: &'static str,
     tensors: [(&'static str, &Fp8Tensor); 3],
     sequences: &Sequences,
-    options: AttentionOptions<'a>,
+    options: ScoreOptions<'a>,
 ) -> Result<Checked<'a>> {
     for (name, x) in tensors {
         if x.encoding() != Encoding::E4M3 {

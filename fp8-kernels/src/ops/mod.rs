@@ -85,7 +85,7 @@ pub use adamw_step::AdamWStep;
 pub(crate) use adamw_step::Factors;
 pub use amax::amax;
 pub(crate) use attention::Problem;
-pub use attention::{AttentionOptions, AttentionSaved, Diagonal, attention, attention_backward};
+pub use attention::{AttentionSaved, Diagonal, ScoreOptions, attention, attention_backward};
 pub use attention_fp8::{attention_fp8, attention_fp8_backward};
 pub use cast::cast;
 pub use compare_calls::compare_calls;

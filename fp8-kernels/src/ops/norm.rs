@@ -54,20 +54,34 @@ impl FromStr for Norm {
     }
 }
 
-/// Options of [`norm`](norm()).
+/// A normalization and its options, for [`norm`](norm()) and for layers that normalize.
+///
+/// | field | default | PyTorch's default |
+/// |---|---|---|
+/// | `normalization` | `Norm::LayerNorm` | |
+/// | `eps` | 1e-5 | 1e-5 in `LayerNorm`; the dtype's epsilon in `RMSNorm` |
+/// | `zero_centered_gamma` | false | PyTorch always stores γ itself |
+///
+/// ```
+/// use fp8_kernels::ops::{Norm, NormOptions};
+///
+/// let llama = NormOptions { normalization: Norm::RmsNorm, eps: 1e-6, ..Default::default() };
+/// assert!(!llama.zero_centered_gamma);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormOptions {
-    /// The kind of the norm. Default: [`Norm::LayerNorm`].
-    pub norm: Norm,
-    /// Added to the variance; finite and greater than 0. Default: 1e-5.
+    /// LayerNorm, with γ and β, or RMSNorm, with only γ. Default: [`Norm::LayerNorm`].
+    pub normalization: Norm,
+    /// ε, which is added to the variance or the mean square. Finite and greater than 0. Default: 1e-5. PyTorch's `RMSNorm` uses
+    /// the epsilon of the dtype.
     pub eps: f32,
-    /// Whether γ is stored as its distance from 1, so that 1 + γ is used. Default: false.
+    /// Whether the stored weight is γ − 1, so that weight decay pulls γ to 1 instead of 0. Default: false.
     pub zero_centered_gamma: bool,
 }
 
 impl Default for NormOptions {
     fn default() -> Self {
-        Self { norm: Norm::LayerNorm, eps: 1e-5, zero_centered_gamma: false }
+        Self { normalization: Norm::LayerNorm, eps: 1e-5, zero_centered_gamma: false }
     }
 }
 
@@ -121,7 +135,7 @@ pub fn norm(
     slot.expect_device("norm", x.device())?;
     if let Some(beta) = beta {
         check_parameter("norm", "beta and the last dimension", beta, x)?;
-        if options.norm == Norm::RmsNorm {
+        if options.normalization == Norm::RmsNorm {
             let remedy = "RMSNorm has none: pass no beta, or use LayerNorm".to_owned();
             return Err(Error::Option {
                 op: "norm",
@@ -212,7 +226,7 @@ fn backward(
     dy.expect_same_shape(op, "dy and x", x)?;
     x.device().expect_same(op, dy.device())?;
     check_stats(op, "rsigma and the rows of x", &stats.rsigma, x)?;
-    match (&stats.mean, options.norm) {
+    match (&stats.mean, options.normalization) {
         (Some(mean), Norm::LayerNorm) => check_stats(op, "mean and the rows of x", mean, x)?,
         (None, Norm::RmsNorm) => {}
         (mean, norm) => {

@@ -7,11 +7,11 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, host};
 /// its own sequence.
 ///
 /// ```
-/// use fp8_kernels::ops::{self, AttentionOptions, Packing, Sequences};
+/// use fp8_kernels::ops::{self, ScoreOptions, Packing, Sequences};
 /// use fp8_kernels::{Device, Tensor};
 ///
 /// // Two sequences, of one and of two positions: packed one behind the other, and as two rows with padding.
-/// let options = AttentionOptions { softmax_scale: Some(0.0), ..Default::default() };
+/// let options = ScoreOptions { softmax_scale: Some(0.0), ..Default::default() };
 /// let packed = Sequences::Packed(Packing::new(&[1, 2], &Device::cpu())?);
 /// let x = Tensor::from_vec(vec![5.0f32, 1.0, 3.0], [1, 3, 1, 1], &Device::cpu())?;
 /// let (o, _) = ops::attention(&x, &x, &x, &packed, options)?;

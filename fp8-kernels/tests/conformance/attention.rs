@@ -4,7 +4,7 @@ use super::data::{self, f64s, normal, tolerance};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use crate::oracle::differences;
-use fp8_kernels::ops::{AttentionOptions, Diagonal, Dropout, DropoutKey, Packing, Sequences};
+use fp8_kernels::ops::{Diagonal, Dropout, DropoutKey, Packing, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -91,11 +91,11 @@ fn sequences(problem: &Attention, device: &Device) -> Result<Sequences> {
     Ok(Sequences::Padded { queries: queries.transpose()?, keys: keys.transpose()? })
 }
 
-fn options(problem: &Attention) -> AttentionOptions<'static> {
+fn options(problem: &Attention) -> ScoreOptions<'static> {
     let diagonal = if problem.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
     let [left, right] = problem.window;
     let window = (left, right);
-    AttentionOptions { causal: problem.causal, window, diagonal, softmax_scale: None, dropout: None }
+    ScoreOptions { causal: problem.causal, window, diagonal, softmax_scale: None, dropout: None }
 }
 
 fn dropout(problem: &Attention) -> Option<Dropout> {
@@ -108,7 +108,7 @@ pub(super) fn run(problem: &Attention, inputs: &[Tensor; 4], device: &Device) ->
     let [q, k, v, dy] = inputs;
     let dropout = dropout(problem);
     let sequences = sequences(problem, device)?;
-    let options = AttentionOptions { dropout: dropout.as_ref(), ..options(problem) };
+    let options = ScoreOptions { dropout: dropout.as_ref(), ..options(problem) };
     let (o, saved) = ops::attention(q, k, v, &sequences, options)?;
     let (dq, dk, dv) = ops::attention_backward(dy, q, k, v, &o, &saved, &sequences, options)?;
     Ok([o, dq, dk, dv])
@@ -236,7 +236,7 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
 }
 
 fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
-    let options = AttentionOptions { causal: false, ..Default::default() };
+    let options = ScoreOptions { causal: false, ..Default::default() };
     for (dtype, dim) in
         [(DType::F32, 70), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)]
     {
@@ -259,7 +259,7 @@ pub(super) fn forward(problem: &Attention, dtypes: &[DType], device: &Device) ->
     for &dtype in dtypes {
         let [q, k, v, _] = inputs(problem, dtype, device)?;
         let dropout = dropout(problem);
-        let options = AttentionOptions { dropout: dropout.as_ref(), ..options(problem) };
+        let options = ScoreOptions { dropout: dropout.as_ref(), ..options(problem) };
         let (o, _) = ops::attention(&q, &k, &v, &sequences(problem, device)?, options)?;
         let want = problem.forward(&f64s(&q)?, &f64s(&k)?, &f64s(&v)?);
         ensure(o.dtype() == dtype && o.shape() == q.shape(), || format!("{} {}", o.dtype(), o.shape()))?;
@@ -328,15 +328,9 @@ fn is_its_own_derivative(dropout: Option<(f32, u64, u64)>) -> Outcome {
 fn a_scale_given_or_default(device: &Device) -> Outcome {
     let x = normal([1, 4, 1, 16], DType::F32, 1, device)?;
     let run = |softmax_scale| {
-        ops::attention(
-            &x,
-            &x,
-            &x,
-            &Sequences::Full,
-            AttentionOptions { softmax_scale, ..Default::default() },
-        )?
-        .0
-        .to_vec::<f32>()
+        ops::attention(&x, &x, &x, &Sequences::Full, ScoreOptions { softmax_scale, ..Default::default() })?
+            .0
+            .to_vec::<f32>()
     };
     same("1/sqrt(16)", &run(None)?, &run(Some(0.25))?, 16)?;
     ensure(run(None)? != run(Some(0.5))?, || "the scale has no effect".to_owned())
@@ -360,7 +354,7 @@ fn same_for_any_threads(device: &Device) -> Outcome {
 
 fn refuses(device: &Device) -> Outcome {
     let make = |shape: [usize; 4]| Tensor::zeros(shape, DType::F32, device);
-    let (q, options) = (make([2, 3, 4, 8])?, AttentionOptions::default());
+    let (q, options) = (make([2, 3, 4, 8])?, ScoreOptions::default());
     let attend = |q: &Tensor, k: &Tensor, v: &Tensor| ops::attention(q, k, v, &Sequences::Full, options);
     let with = |k: [usize; 4]| attend(&q, &make(k)?, &make(k)?);
     refused(with([2, 3, 3, 8]), "q and k: got [2, 3, 4, 8] and [2, 3, 3, 8]: the number of groups")?;
@@ -376,7 +370,7 @@ fn refuses(device: &Device) -> Outcome {
     refused(attend(&flat, &q, &q), "shape [6, 4]: expected [batch, sequence, heads, head_dim]")?;
     let half = Tensor::zeros([2, 3, 4, 8], DType::BF16, device)?;
     refused(attend(&q, &half, &half), "k has dtype bf16: expected f32")?;
-    let infinite = AttentionOptions { softmax_scale: Some(f32::INFINITY), ..options };
+    let infinite = ScoreOptions { softmax_scale: Some(f32::INFINITY), ..options };
     refused(
         ops::attention(&q, &q, &q, &Sequences::Full, infinite),
         "softmax_scale = inf: give a finite number",

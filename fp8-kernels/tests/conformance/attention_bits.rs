@@ -7,7 +7,7 @@
 use super::case::{Outcome, cases};
 use super::compare::{close, same};
 use super::data::{Random, normal, tensor};
-use fp8_kernels::ops::{AttentionOptions, AttentionSaved, Sequences};
+use fp8_kernels::ops::{AttentionSaved, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -90,8 +90,8 @@ impl Problem {
         Ok(Sequences::padded(&Tensor::from_vec(vec![length as i32], [1], device)?))
     }
 
-    fn options(&self) -> AttentionOptions<'static> {
-        AttentionOptions { causal: self.causal, softmax_scale: Some(SCALE as f32), ..Default::default() }
+    fn options(&self) -> ScoreOptions<'static> {
+        ScoreOptions { causal: self.causal, softmax_scale: Some(SCALE as f32), ..Default::default() }
     }
 
     /// Creates a tensor from `value` of each row and column, with zeros in the columns behind `columns`.
@@ -322,7 +322,7 @@ fn outputs(dtype: DType, dim: usize, seed: u64, device: &Device) -> Outcome {
 /// NaN in all keys behind a tile of queries, and in all queries before a tile of keys.
 fn tiles_that_no_query_sees_are_not_read(device: &Device) -> Outcome {
     const HALF: usize = 64;
-    let options = AttentionOptions::default();
+    let options = ScoreOptions::default();
     let types = [(DType::F32, 8), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)];
     for ((dtype, dim), all) in types.into_iter().flat_map(|t| [(t, 2 * HALF), (t, HALF + 1)]) {
         let shape = [1, all, 1, dim];

@@ -6,7 +6,7 @@ use super::compare::{ensure, equal, refused, same};
 use super::data::{normal, tensor};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
-use fp8_kernels::ops::{AttentionOptions, Dropout, DropoutKey, Packing, Sequences};
+use fp8_kernels::ops::{Dropout, DropoutKey, Packing, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, DropoutState, Tensor, ops};
 
 cases![
@@ -91,7 +91,7 @@ fn check_mask(
     let q = Tensor::zeros([p.batch, p.queries, p.heads, p.dim], dtype, device)?;
     let k = Tensor::zeros([p.batch, p.keys, p.groups, p.dim], dtype, device)?;
     let dropout = Dropout { p: probability, draw: DropoutKey { seed, offset }.into() };
-    let options = AttentionOptions { causal: p.causal, dropout: Some(&dropout), ..Default::default() };
+    let options = ScoreOptions { causal: p.causal, dropout: Some(&dropout), ..Default::default() };
     for part in (0..p.keys).step_by(p.dim) {
         let row = |i: usize| (i / p.groups / p.dim % p.keys, i % p.dim, i / p.dim % p.groups);
         let one = |i: usize| {
@@ -180,9 +180,9 @@ fn rows_keep_maxima_and_sums_without_dropout(device: &Device) -> Outcome {
     for (dtype, dim) in [(DType::F32, 5), (DType::BF16, 40), (DType::F16, 72)] {
         let x = normal([1, 9, 2, dim], dtype, 1, device)?;
         let dropout = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 0 }.into() };
-        let options = AttentionOptions { dropout: Some(&dropout), ..Default::default() };
+        let options = ScoreOptions { dropout: Some(&dropout), ..Default::default() };
         let (_, saved) = ops::attention(&x, &x, &x, &Sequences::Full, options)?;
-        let (_, whole) = ops::attention(&x, &x, &x, &Sequences::Full, AttentionOptions::default())?;
+        let (_, whole) = ops::attention(&x, &x, &x, &Sequences::Full, ScoreOptions::default())?;
         same("row_max", &saved.row_max.to_vec::<f32>()?, &whole.row_max.to_vec::<f32>()?, 9)?;
         same("row_sum", &saved.row_sum.to_vec::<f32>()?, &whole.row_sum.to_vec::<f32>()?, 9)?;
     }
@@ -193,7 +193,7 @@ fn zero_probability_changes_nothing(device: &Device) -> Outcome {
     let x = normal([1, 9, 2, 8], DType::BF16, 1, device)?;
     let dropout = Dropout { p: 0.0, draw: DropoutKey { seed: 1, offset: 0 }.into() };
     let run = |dropout| {
-        let options = AttentionOptions { dropout, ..Default::default() };
+        let options = ScoreOptions { dropout, ..Default::default() };
         ops::attention(&x, &x, &x, &Sequences::Full, options)?.0.to_f32_vec()
     };
     same("p = 0", &run(Some(&dropout))?, &run(None)?, 8)
@@ -206,7 +206,7 @@ fn draws_on_the_device_are_those_of_their_key(device: &Device) -> Outcome {
     equal("state", state.read()?, (5, 1))?;
     let x = normal([1, 9, 2, 8], DType::BF16, 1, device)?;
     let run = |dropout: &Dropout| {
-        let options = AttentionOptions { dropout: Some(dropout), ..Default::default() };
+        let options = ScoreOptions { dropout: Some(dropout), ..Default::default() };
         ops::attention(&x, &x, &x, &Sequences::Full, options)?.0.to_f32_vec()
     };
     let (on_device, on_host) = (Dropout { p: 0.5, draw }, Dropout { p: 0.5, draw: key.into() });
@@ -223,8 +223,8 @@ fn refuses(device: &Device) -> Outcome {
     let x = normal([1, 2, 1, 8], DType::F32, 1, device)?;
     for p in [1.0, -0.1, f32::NAN] {
         let dropout = Dropout { p, draw: DropoutKey { seed: 1, offset: 0 }.into() };
-        let options = AttentionOptions { dropout: Some(&dropout), ..Default::default() };
-        let (o, saved) = ops::attention(&x, &x, &x, &Sequences::Full, AttentionOptions::default())?;
+        let options = ScoreOptions { dropout: Some(&dropout), ..Default::default() };
+        let (o, saved) = ops::attention(&x, &x, &x, &Sequences::Full, ScoreOptions::default())?;
         let wording = format!("dropout.p = {p}: a drop probability is at least 0 and less than 1");
         refused(ops::attention(&x, &x, &x, &Sequences::Full, options), &format!("attention: {wording}"))?;
         let result = ops::attention_backward(&x, &x, &x, &x, &o, &saved, &Sequences::Full, options);

@@ -4,7 +4,7 @@ use super::data::{FLOATS, f64s, normal};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::ops::{self, AttentionOptions, Diagonal, Dropout, DropoutKey, Packing, Sequences};
+use fp8_kernels::ops::{self, Diagonal, Dropout, DropoutKey, Packing, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScaleRule, Slot, Tensor};
 
 cases![
@@ -30,7 +30,7 @@ pub(super) struct Call {
     pub(super) values: [Tensor; 4],
     pub(super) codes: [Fp8Tensor; 4],
     pub(super) sequences: Sequences,
-    pub(super) options: AttentionOptions<'static>,
+    pub(super) options: ScoreOptions<'static>,
     pub(super) dropout: Option<Dropout>,
 }
 
@@ -68,7 +68,7 @@ impl Call {
         let diagonal = if p.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
         let [left, right] = p.window;
         let options =
-            AttentionOptions { causal: p.causal, window: (left, right), diagonal, ..Default::default() };
+            ScoreOptions { causal: p.causal, window: (left, right), diagonal, ..Default::default() };
         let draw = |(p, seed, offset)| Dropout { p, draw: DropoutKey { seed, offset }.into() };
         Ok(Self { values, codes, sequences, options, dropout: p.dropout.map(draw) })
     }
@@ -76,7 +76,7 @@ impl Call {
     /// `[o, dq, dk, dv]`.
     pub(super) fn run(&self, dtype: DType) -> Result<[Tensor; 4]> {
         let [q, k, v, dy] = &self.codes;
-        let options = AttentionOptions { dropout: self.dropout.as_ref(), ..self.options };
+        let options = ScoreOptions { dropout: self.dropout.as_ref(), ..self.options };
         let (o, saved) = ops::attention_fp8(q, k, v, &self.sequences, options, dtype)?;
         let (dq, dk, dv) = ops::attention_fp8_backward(dy, q, k, v, &o, &saved, &self.sequences, options)?;
         Ok([o, dq, dk, dv])
@@ -400,10 +400,10 @@ fn refuses(device: &Device) -> Outcome {
     refused(back(dy, &Tensor::zeros([2, 3, 4, 8], DType::F32, device)?, &saved), "q and o")?;
     let other = ops::AttentionSaved { row_max: Tensor::zeros([2, 4, 2], DType::F32, device)?, ..saved };
     refused(back(dy, &o, &other), "pass what attention returned")?;
-    let infinite = AttentionOptions { softmax_scale: Some(f32::NAN), ..call.options };
+    let infinite = ScoreOptions { softmax_scale: Some(f32::NAN), ..call.options };
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, infinite, DType::F32), "softmax_scale = NaN")?;
     let dropout = Dropout { p: 1.0, draw: DropoutKey { seed: 1, offset: 0 }.into() };
-    let drops = AttentionOptions { dropout: Some(&dropout), ..call.options };
+    let drops = ScoreOptions { dropout: Some(&dropout), ..call.options };
     let wording = "attention_fp8: dropout.p = 1: a drop probability is at least 0 and less than 1";
     refused(ops::attention_fp8(q, k, v, &Sequences::Full, drops, DType::F32), wording)
 }

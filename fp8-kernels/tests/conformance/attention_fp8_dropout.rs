@@ -6,7 +6,7 @@ use super::case::{Outcome, cases};
 use super::compare::{close_norm, ensure, same};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
-use fp8_kernels::ops::{self, AttentionOptions, Dropout, Packing, Sequences};
+use fp8_kernels::ops::{self, Dropout, Packing, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, DropoutState, Encoding, Tensor};
 
 cases![
@@ -69,7 +69,7 @@ fn masks(
     let q = Tensor::zeros([p.batch, p.queries, p.heads, p.dim], DType::F32, device)?;
     let k = Tensor::zeros([p.batch, p.keys, p.groups, p.dim], DType::F32, device)?;
     let dropout = Call::new(p, Encoding::E5M2, device)?.dropout;
-    let options = AttentionOptions { causal: p.causal, dropout: dropout.as_ref(), ..Default::default() };
+    let options = ScoreOptions { causal: p.causal, dropout: dropout.as_ref(), ..Default::default() };
     for part in (0..p.keys).step_by(p.dim) {
         let one = |i: usize| i / p.groups / p.dim % p.keys == part + i % p.dim;
         let v = ones([p.batch, p.keys, p.groups, p.dim], one, device)?;
@@ -156,7 +156,7 @@ fn rows_keep_maxima_and_sums_without_dropout(device: &Device) -> Outcome {
             let p = Attention { causal: true, dropout, ..problem([1, 40, 70, 2, 1, dim], None) };
             let call = Call::new(&p, Encoding::E5M2, device)?;
             let [q, k, v, _] = &call.codes;
-            let options = AttentionOptions { dropout: call.dropout.as_ref(), ..call.options };
+            let options = ScoreOptions { dropout: call.dropout.as_ref(), ..call.options };
             let (_, saved) = ops::attention_fp8(q, k, v, &call.sequences, options, DType::F32)?;
             Ok::<_, fp8_kernels::Error>([saved.row_max.to_vec::<f32>()?, saved.row_sum.to_vec::<f32>()?])
         };

@@ -5,7 +5,7 @@ use super::case::{Outcome, cases};
 use super::compare::{ensure, refused, same};
 use super::data::{normal, tensor};
 use crate::oracle::attention::Attention;
-use fp8_kernels::ops::{AttentionOptions, Diagonal, Packing, PackingCapacity, Sequences};
+use fp8_kernels::ops::{Diagonal, Packing, PackingCapacity, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -93,16 +93,12 @@ fn rows(x: &Tensor, begin: usize, count: usize) -> Result<Tensor> {
 fn packed_sequences_are_those_of_calls_of_their_own(device: &Device) -> Outcome {
     let sums = PACKED.iter().fold([0, 0], |sums, [queries, keys]| [sums[0] + queries, sums[1] + keys]);
     for (dtype, dim, options) in [
-        (DType::F32, 5, AttentionOptions::default()),
-        (DType::BF16, 16, AttentionOptions { causal: false, ..Default::default() }),
-        (DType::F16, 40, AttentionOptions::default()),
-        (DType::BF16, 104, AttentionOptions { window: (None, Some(1)), causal: false, ..Default::default() }),
-        (DType::F16, 72, AttentionOptions { diagonal: Diagonal::BottomRight, ..Default::default() }),
-        (
-            DType::BF16,
-            8,
-            AttentionOptions { window: (Some(2), Some(1)), causal: false, ..Default::default() },
-        ),
+        (DType::F32, 5, ScoreOptions::default()),
+        (DType::BF16, 16, ScoreOptions { causal: false, ..Default::default() }),
+        (DType::F16, 40, ScoreOptions::default()),
+        (DType::BF16, 104, ScoreOptions { window: (None, Some(1)), causal: false, ..Default::default() }),
+        (DType::F16, 72, ScoreOptions { diagonal: Diagonal::BottomRight, ..Default::default() }),
+        (DType::BF16, 8, ScoreOptions { window: (Some(2), Some(1)), causal: false, ..Default::default() }),
     ] {
         let make = |count, heads, seed| normal([1, count, heads, dim], dtype, seed, device);
         let (q, dy) = (make(sums[0], 4, 1)?, make(sums[0], 4, 4)?);
@@ -147,7 +143,7 @@ fn packed_padding_is_zero_and_not_read(device: &Device) -> Outcome {
         let (q, dy) = (make(room[0], sums[0], 2, 1)?, make(room[0], sums[0], 2, 4)?);
         let (k, v) = (make(room[1], sums[1], 1, 2)?, make(room[1], sums[1], 1, 3)?);
         let packed = Sequences::Packed(packing(Some(room), device)?);
-        let options = AttentionOptions::default();
+        let options = ScoreOptions::default();
         let (o, saved) = ops::attention(&q, &k, &v, &packed, options)?;
         let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &packed, options)?;
         let exact = Sequences::Packed(packing(None, device)?);
@@ -181,7 +177,7 @@ fn packings_are_refilled(device: &Device) -> Outcome {
         })?;
         let run = |packing: &Packing| {
             let packed = Sequences::Packed(packing.clone());
-            ops::attention(&x, &x, &x, &packed, AttentionOptions::default())?.0.to_f32_vec()
+            ops::attention(&x, &x, &x, &packed, ScoreOptions::default())?.0.to_f32_vec()
         };
         let new = Packing::with_capacity(lengths, lengths, room, device)?;
         same(&format!("{lengths:?}"), &run(&packing)?, &run(&new)?, 8)?;
@@ -195,7 +191,7 @@ fn packings_are_refilled(device: &Device) -> Outcome {
     drop(positions);
     let run = |packing: &Packing| {
         let packed = Sequences::Packed(packing.clone());
-        ops::attention(&x, &x, &x, &packed, AttentionOptions::default())?.0.to_f32_vec()
+        ops::attention(&x, &x, &x, &packed, ScoreOptions::default())?.0.to_f32_vec()
     };
     same("after a refusal", &run(&packing)?, &run(&before)?, 8)?;
     refused(packing.set(&[1; 3], &[1; 2]), "3 of queries and 2 of keys")?;

@@ -4,7 +4,7 @@ use super::case::{Outcome, cases};
 use super::compare::{close, close_norm, ensure, same};
 use super::data::{f64s, normal, tensor, tolerance};
 use crate::oracle::attention::Attention;
-use fp8_kernels::ops::{AttentionOptions, Sequences};
+use fp8_kernels::ops::{ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -21,7 +21,7 @@ fn rows_without_keys_are_zero(device: &Device) -> Outcome {
     let [q, k, v, dy] = [1, 2, 3, 4].map(|seed| normal(shape, DType::F32, seed, device));
     let (q, k, v, dy) = (q?, k?, v?, dy?);
     let lengths = Tensor::from_vec(vec![0, 5], [2], device)?;
-    let options = AttentionOptions::default();
+    let options = ScoreOptions::default();
     let (o, saved) = ops::attention(&q, &k, &v, &Sequences::padded(&lengths), options)?;
     let (dq, dk, dv) =
         ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &Sequences::padded(&lengths), options)?;
@@ -46,7 +46,7 @@ fn maxima_that_rise_from_block_to_block(device: &Device) -> Outcome {
         scale: 0.5,
         ..Default::default()
     };
-    let options = AttentionOptions { causal: false, softmax_scale: Some(0.5), ..Default::default() };
+    let options = ScoreOptions { causal: false, softmax_scale: Some(0.5), ..Default::default() };
     for direction in [1.0, -1.0] {
         let q = Tensor::full(1.0, [1, s, 1, dim], DType::F32, device)?;
         // Steps of a power of two: scores are exact, and the tolerance is that of the sums.
@@ -72,7 +72,7 @@ fn large_scores_stay_finite(device: &Device) -> Outcome {
         make([100.0, -100.0, 99.0, 100.0])?,
         make([1.0, 2.0, 3.0, 5.0])?,
     );
-    let options = AttentionOptions { causal: false, ..Default::default() };
+    let options = ScoreOptions { causal: false, ..Default::default() };
     let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
     same("o", &o.to_vec::<f32>()?, &[3.0, 2.0, 3.0, 2.75], 1)?;
     let (dq, dk, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
@@ -89,7 +89,7 @@ fn scores_of_minus_infinity_send_no_gradient(device: &Device) -> Outcome {
     let tensor = |values: [f32; 3]| Tensor::from_vec(values.to_vec(), shape, device);
     let (q, k, v) =
         (tensor([f32::NEG_INFINITY, 1.0, 1.0])?, tensor([1.0, 2.0, 3.0])?, tensor([4.0, 5.0, 6.0])?);
-    let options = AttentionOptions { causal: false, softmax_scale: Some(1.0), ..Default::default() };
+    let options = ScoreOptions { causal: false, softmax_scale: Some(1.0), ..Default::default() };
     let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, options)?;
     same("o", &o.to_vec::<f32>()?, &[0.0; 3], 3)?;
     let (dq, _, dv) = ops::attention_backward(&v, &q, &k, &v, &o, &saved, &Sequences::Full, options)?;
@@ -104,7 +104,7 @@ fn padding_is_not_read(device: &Device) -> Outcome {
     let mut poisoned = clean.clone();
     poisoned[4..].fill(f32::NAN);
     let lengths = Tensor::from_vec(vec![2], [1], device)?;
-    let options = AttentionOptions { causal: false, ..Default::default() };
+    let options = ScoreOptions { causal: false, ..Default::default() };
     let run = |k: Vec<f32>| {
         let k = Tensor::from_vec(k, shape, device)?;
         let (o, saved) = ops::attention(&q, &k, &k, &Sequences::padded(&lengths), options)?;
@@ -122,17 +122,9 @@ fn no_queries_or_keys(device: &Device) -> Outcome {
     for [batch, queries, keys] in [[0, 3, 3], [2, 0, 3], [2, 3, 0]] {
         let q = normal([batch, queries, 2, 4], DType::BF16, 1, device)?;
         let k = normal([batch, keys, 1, 4], DType::BF16, 1, device)?;
-        let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, AttentionOptions::default())?;
-        let (dq, dk, dv) = ops::attention_backward(
-            &q,
-            &q,
-            &k,
-            &k,
-            &o,
-            &saved,
-            &Sequences::Full,
-            AttentionOptions::default(),
-        )?;
+        let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, ScoreOptions::default())?;
+        let (dq, dk, dv) =
+            ops::attention_backward(&q, &q, &k, &k, &o, &saved, &Sequences::Full, ScoreOptions::default())?;
         for (name, x, like) in [("o", o, &q), ("dq", dq, &q), ("dk", dk, &k), ("dv", dv, &k)] {
             ensure(x.shape() == like.shape(), || format!("{name}: {}", x.shape()))?;
             ensure(x.to_f32_vec()?.iter().all(|&v| v == 0.0), || format!("{name} is not 0"))?;

@@ -147,7 +147,7 @@ fn borders_in_activations(device: &Device, dtype: DType, encoding: Encoding) -> 
 fn borders_in_norms(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let (cell, rule) = (Cell::new(1.0, device)?, exact(encoding));
-    let options = NormOptions { norm: Norm::LayerNorm, ..NormOptions::default() };
+    let options = NormOptions { normalization: Norm::LayerNorm, ..NormOptions::default() };
     for (shape, columnwise) in SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
         let [rows, cols] = shape;
         let (x, gamma) = (normal(shape, dtype, 3, device)?, Tensor::zeros([cols], dtype, device)?);
@@ -207,7 +207,13 @@ fn nan_of_whole_rows_is_counted_once_an_element(device: &Device, dtype: DType) -
             let counters = Counters::new(device)?;
             let slot =
                 Slot { counters: Some(&counters), columnwise, ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
-            let (y, _) = ops::norm(&x, &gamma, None, &NormOptions { norm, ..NormOptions::default() }, &slot)?;
+            let (y, _) = ops::norm(
+                &x,
+                &gamma,
+                None,
+                &NormOptions { normalization: norm, ..NormOptions::default() },
+                &slot,
+            )?;
             let codes = y.as_fp8().ok_or("want FP8")?.codes()?;
             let want = codes.iter().filter(|&&code| code == 0x7F).count() as u64;
             let what = format!("{norm} [{rows}, {cols}], {bad}, columnwise {columnwise}");

@@ -44,7 +44,7 @@ const SHAPES: [[usize; 2]; 12] = [
 ];
 
 pub(super) fn options(norm: Norm) -> NormOptions {
-    NormOptions { norm, ..NormOptions::default() }
+    NormOptions { normalization: norm, ..NormOptions::default() }
 }
 
 fn statistics_and_values(device: &Device, dtype: DType) -> Outcome {

@@ -35,7 +35,7 @@ impl Input {
             ops::norm(x, gamma, beta, options, slot).map(|(codes, _)| codes)
         })?;
         let want = results(device, encoding, rule, columnwise, |slot| ops::quantize(&values, slot))?;
-        let what = format!("{} {} {} {encoding} {rule:?}", options.norm, x.dtype(), x.shape());
+        let what = format!("{} {} {} {encoding} {rule:?}", options.normalization, x.dtype(), x.shape());
         same_results(&what, got, want)
     }
 }
@@ -49,7 +49,11 @@ fn norms(device: &Device, dtype: DType) -> Outcome {
                 x: uneven(shape, dtype, i as u64, device)?,
                 gamma: parameter(7, FLOATS[(i + j) % 3])?,
                 beta: if norm == Norm::LayerNorm { Some(parameter(8, FLOATS[(j + 1) % 3])?) } else { None },
-                options: NormOptions { norm, zero_centered_gamma: j % 2 == 1, ..NormOptions::default() },
+                options: NormOptions {
+                    normalization: norm,
+                    zero_centered_gamma: j % 2 == 1,
+                    ..NormOptions::default()
+                },
             };
             for (k, rule) in rules().into_iter().enumerate().skip((i + j) % 2).step_by(2) {
                 input.check(device, ENCODINGS[k / 2 % 2], rule, k % 5 != 4)?;
@@ -94,7 +98,7 @@ fn special_values(device: &Device, encoding: Encoding) -> Outcome {
     let signs: Vec<f32> = signs.collect();
     for (i, rule) in rules().into_iter().enumerate() {
         let x = tensor(signs.clone(), [rows, cols], FLOATS[i % 3], device)?;
-        let options = NormOptions { norm: NORMS[i / 3 % 2], eps: 1e-30, ..NormOptions::default() };
+        let options = NormOptions { normalization: NORMS[i / 3 % 2], eps: 1e-30, ..NormOptions::default() };
         Input { x, gamma: gamma.clone(), beta: None, options }.check(device, encoding, rule, true)?;
     }
     Ok(())
@@ -108,7 +112,7 @@ fn needles(device: &Device) -> Outcome {
             x: tensor(values, [TILE, TILE], DType::F32, device)?,
             gamma: tensor(gamma.clone(), [TILE], DType::F32, device)?,
             beta: None,
-            options: NormOptions { norm, ..NormOptions::default() },
+            options: NormOptions { normalization: norm, ..NormOptions::default() },
         })
     };
     for (i, rule) in rules().into_iter().enumerate() {

@@ -2,8 +2,7 @@
 //! or empty: what is looked for are products, allocations and loops that go by extents, not by elements.
 
 use fp8_kernels::ops::{
-    self, Activation, AttentionOptions, CrossEntropyOptions, Dropout, DropoutKey, Layout, NormOptions,
-    Sequences,
+    self, Activation, CrossEntropyOptions, Dropout, DropoutKey, Layout, NormOptions, ScoreOptions, Sequences,
 };
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand, ScalePolicy,
@@ -253,10 +252,10 @@ calls! {
     attention/4: |device, [a, b, c, d]| {
         for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 1], [a, d, 1, 1]), ([1, a, b, c], [1, d, 1, c])] {
             let (q, k) = (floats(q, device)?, floats(k, device)?);
-            let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, AttentionOptions::default())?;
-            ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, AttentionOptions::default())?;
+            let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, ScoreOptions::default())?;
+            ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, ScoreOptions::default())?;
             let half = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 2 }.into() };
-            let options = AttentionOptions { dropout: Some(&half), ..Default::default() };
+            let options = ScoreOptions { dropout: Some(&half), ..Default::default() };
             let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, options)?;
             ops::attention_backward(&o, &q, &k, &k, &o, &saved, &Sequences::Full, options)?;
         }
@@ -268,11 +267,11 @@ calls! {
         };
         for (q, k) in [([a, b, c, d], [a, b, c, d]), ([a, b, c, 16], [a, d, 1, 16]), ([1, a, b, c], [1, d, 1, c])] {
             let (q, k, dy) = (codes(q, Encoding::E4M3)?, codes(k, Encoding::E4M3)?, codes(q, Encoding::E5M2)?);
-            let (sequences, options) = (Sequences::Full, AttentionOptions::default());
+            let (sequences, options) = (Sequences::Full, ScoreOptions::default());
             let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
             ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
             let half = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 2 }.into() };
-            let options = AttentionOptions { dropout: Some(&half), ..options };
+            let options = ScoreOptions { dropout: Some(&half), ..options };
             let (o, saved) = ops::attention_fp8(&q, &k, &k, &sequences, options, DType::BF16)?;
             ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
         }

@@ -3,7 +3,7 @@
 use crate::result::Result;
 use crate::timer::{Bench, Work};
 use fp8_nn::fp8_kernels::fp8_format::Encoding::{self, E4M3, E5M2};
-use fp8_nn::fp8_kernels::ops::{self, Accumulation, AttentionOptions, Layout, Sequences};
+use fp8_nn::fp8_kernels::ops::{self, Accumulation, Layout, ScoreOptions, Sequences};
 use fp8_nn::fp8_kernels::{DType, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor};
 
 /// The products of a layer of width 4096: name, n, k.
@@ -105,7 +105,7 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
             .map(|i| {
                 let [q, k] = [input(heads, i)?, input(groups, 10 + i)?];
                 let [v, dy] = [input(groups, 20 + i)?, input(heads, 30 + i)?];
-                let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, AttentionOptions::default())?;
+                let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, ScoreOptions::default())?;
                 Ok((q, k, v, dy, o, saved))
             })
             .collect::<Result<Vec<_>>>()?;
@@ -114,11 +114,11 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
         let case = format!("b{batch} s{length} h{heads}/{groups} d{dim}");
         bench.time("attention", &format!("{case} forward"), Work::Flops(flops), sets, &mut |i| {
             let (q, k, v, ..) = &all[i];
-            Ok(Box::new(ops::attention(q, k, v, &Sequences::Full, AttentionOptions::default())?))
+            Ok(Box::new(ops::attention(q, k, v, &Sequences::Full, ScoreOptions::default())?))
         })?;
         bench.time("attention", &format!("{case} backward"), Work::Flops(2.5 * flops), sets, &mut |i| {
             let (q, k, v, dy, o, saved) = &all[i];
-            let options = AttentionOptions::default();
+            let options = ScoreOptions::default();
             Ok(Box::new(ops::attention_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
         })?;
         let codes = |x: &Tensor, encoding: Encoding| -> Result<Fp8Tensor> {
@@ -134,13 +134,13 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
             .map(|(q, k, v, dy, ..)| {
                 let [q, k, v] = [q, k, v].map(|x| codes(x, Encoding::E4M3));
                 let (q, k, v, dy, options) =
-                    (q?, k?, v?, codes(dy, Encoding::E5M2)?, AttentionOptions::default());
+                    (q?, k?, v?, codes(dy, Encoding::E5M2)?, ScoreOptions::default());
                 let (o, saved) = ops::attention_fp8(&q, &k, &v, &Sequences::Full, options, DType::BF16)?;
                 Ok((q, k, v, dy, o, saved))
             })
             .collect::<Result<Vec<_>>>()?;
         bench.time("attention", &format!("{case} FP8 forward"), Work::Flops(flops), sets, &mut |i| {
-            let ((q, k, v, ..), options) = (&all[i], AttentionOptions::default());
+            let ((q, k, v, ..), options) = (&all[i], ScoreOptions::default());
             Ok(Box::new(ops::attention_fp8(q, k, v, &Sequences::Full, options, DType::BF16)?))
         })?;
         bench.time(
@@ -149,7 +149,7 @@ pub(crate) fn attention(bench: &mut Bench) -> Result {
             Work::Flops(2.5 * flops),
             sets,
             &mut |i| {
-                let ((q, k, v, dy, o, saved), options) = (&all[i], AttentionOptions::default());
+                let ((q, k, v, dy, o, saved), options) = (&all[i], ScoreOptions::default());
                 Ok(Box::new(ops::attention_fp8_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
             },
         )?;

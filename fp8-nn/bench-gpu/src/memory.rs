@@ -89,7 +89,7 @@ fn norms(bench: &mut Bench, shape: [usize; 2]) -> Result {
     let gamma = bench.pool.tensor([shape[1]], DType::F32, 9, &bench.device)?;
     let beta = bench.pool.tensor([shape[1]], DType::F32, 10, &bench.device)?;
     let layer = NormOptions::default();
-    let rms = NormOptions { norm: Norm::RmsNorm, ..layer };
+    let rms = NormOptions { normalization: Norm::RmsNorm, ..layer };
     let stats = x
         .iter()
         .map(|x| Ok(ops::norm(x, &gamma, Some(&beta), &layer, &one)?.1))

@@ -132,7 +132,7 @@ fn the_output_is_that_of_the_operations() {
         Fp8Tensor::from_codes(codes, [2, 24, heads, 32], Encoding::E4M3, factor).unwrap()
     };
     let (q, k, v) = (codes(0, 4), codes(1, 2), codes(2, 2));
-    let options = ops::AttentionOptions::default();
+    let options = ops::ScoreOptions::default();
     let (o, _) = ops::attention_fp8(&q, &k, &v, &Sequences::Full, options, DType::F32).unwrap();
     let (w, bias) = (quantized(&of("attention.proj.weight")), of("attention.proj.bias"));
     let o = quantized(&o.reshape([2, 24, 128]).unwrap());

@@ -173,7 +173,7 @@ fn normed(p: &BTreeMap<String, Tensor>, x: &Tensor) -> (Tensor, fp8_nn::fp8_kern
 
 fn norm_options(bias: Option<&Tensor>) -> ops::NormOptions {
     let norm = if bias.is_some() { Norm::LayerNorm } else { Norm::RmsNorm };
-    ops::NormOptions { norm, eps: 1e-5, zero_centered_gamma: false }
+    ops::NormOptions { normalization: norm, eps: 1e-5, zero_centered_gamma: false }
 }
 
 /// dx and the norm's gradients.

@@ -23,7 +23,7 @@ pub(crate) fn norm(
     let stats = statistics(x, values, options)?;
     let gamma = factor(gamma, options)?;
     let beta = beta.map(|beta| beta.cpu_f32("norm")).transpose()?;
-    let centered = options.norm == Norm::LayerNorm;
+    let centered = options.normalization == Norm::LayerNorm;
     let produce = |first: usize, out: &mut [f32]| {
         let mut scratch = Vec::new();
         let x = values.read(first * cols..first * cols + out.len(), &mut scratch);
@@ -191,7 +191,7 @@ impl Kernel for Statistics<'_> {
         let count = self.cols as f32;
         let mut stats = host::room("norm", self.x.len() / self.cols)?;
         for x in self.x.chunks_exact(self.cols) {
-            let mean = match self.options.norm {
+            let mean = match self.options.normalization {
                 Norm::LayerNorm => lanes::sum(x) / count,
                 Norm::RmsNorm => 0.0,
             };

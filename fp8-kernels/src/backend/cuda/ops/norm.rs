@@ -65,7 +65,7 @@ impl Stats {
             0 => gpu.zeros(DType::F32, rows),
             _ => gpu.alloc(DType::F32, rows),
         };
-        let centered = options.norm == Norm::LayerNorm;
+        let centered = options.normalization == Norm::LayerNorm;
         Ok(Self { mean: centered.then(vector).transpose()?, rsigma: vector()? })
     }
 
@@ -196,7 +196,7 @@ impl Forward<'_> {
             gamma_dtype: dtype_number(self.gamma.dtype()),
             beta: In::void(self.beta),
             beta_dtype: self.beta_dtype(),
-            centered: (self.options.norm == Norm::LayerNorm).into(),
+            centered: (self.options.normalization == Norm::LayerNorm).into(),
             around_one: self.options.zero_centered_gamma.into(),
             eps: self.options.eps,
             rows: rows.count,

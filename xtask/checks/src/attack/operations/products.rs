@@ -1,6 +1,6 @@
 //! Matrix products, in high precision and in FP8.
 
-use fp8_kernels::ops::{self, Accumulation, AttentionOptions, Diagonal, Layout, Sequences};
+use fp8_kernels::ops::{self, Accumulation, Diagonal, Layout, ScoreOptions, Sequences};
 use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, Operand, ScalePolicy, ScaleRule, Slot};
 
 use super::super::case::{Case, Input};
@@ -166,7 +166,7 @@ const BACKWARD: f64 = 0.3;
 pub(super) fn attention_fp8(case: &mut Case<'_>) -> Option<()> {
     let (dtype, to) = (case.draw.dtype(), case.draw.dtype());
     let device = case.device.clone();
-    let options = AttentionOptions {
+    let options = ScoreOptions {
         causal: case.draw.flip(),
         window: (case.draw.pick(&[None, None, Some(0), Some(70)]), case.draw.pick(&[None, None, Some(1)])),
         diagonal: case.draw.pick(&[Diagonal::TopLeft, Diagonal::BottomRight]),

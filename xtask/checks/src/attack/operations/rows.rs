@@ -1,7 +1,7 @@
 //! Operations along rows: sums, norms, softmax, attention, losses, lookups.
 
 use fp8_kernels::ops::{
-    self, AttentionOptions, CrossEntropyOptions, Diagonal, Dropout, DropoutKey, Norm, NormOptions, Sequences,
+    self, CrossEntropyOptions, Diagonal, Dropout, DropoutKey, Norm, NormOptions, ScoreOptions, Sequences,
 };
 use fp8_kernels::{DType, Tensor};
 
@@ -64,7 +64,11 @@ pub(super) fn norm(case: &mut Case<'_>) -> Option<()> {
     let shape = case.draw.extents(rank, limit);
     let norm = case.draw.pick(&[Norm::LayerNorm, Norm::RmsNorm]);
     let eps = case.draw.pick(&[1e-5, 1e-3, 1e-5, 1e-30]);
-    let options = NormOptions { norm, eps: case.draw.option(eps), zero_centered_gamma: case.draw.flip() };
+    let options = NormOptions {
+        normalization: norm,
+        eps: case.draw.option(eps),
+        zero_centered_gamma: case.draw.flip(),
+    };
     let x = case.tensor(&shape, dtype, kind)?;
     let cols = x.shape().last_dim();
     if cols > 1 << 16 {
@@ -210,7 +214,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let key = DropoutKey { seed: case.draw.bits(), offset: case.draw.pick(&[0, 1 << 33, u64::MAX]) };
     let dropout = drops.then(|| Dropout { p, draw: key.into() });
     let dropout = dropout.as_ref();
-    let options = AttentionOptions { causal, window, diagonal, softmax_scale: scale, dropout };
+    let options = ScoreOptions { causal, window, diagonal, softmax_scale: scale, dropout };
     let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;
     let usual = kind != Kind::Wild && scale.is_none_or(|scale| scale.abs() <= 1.0);
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };
