@@ -15,7 +15,7 @@ pub(super) struct Suite {
 /// The crates and their suites. A mutant that one suite does not kill is left to the next: first the one that kills
 /// most on the CPU, then the simulated GPU, then tests of the crate above. Unit tests come later: they compile a crate
 /// again. fp8-nn's tests of convergence and of failing calls are left out: they take minutes each.
-pub(super) const CRATES: [(&str, &[Suite]); 3] = [
+pub(super) const CRATES: [(&str, &[Suite]); 4] = [
     (
         "fp8-recipe",
         &[
@@ -40,6 +40,14 @@ pub(super) const CRATES: [(&str, &[Suite]); 3] = [
             Suite { package: "fp8-nn", targets: &["suite"], arguments: &[] },
             Suite { package: "fp8-nn", targets: &["lib", "killed_saves"], arguments: &[] },
             Suite { package: "fp8-nn", targets: &["suite_on_gpu"], arguments: &[] },
+        ],
+    ),
+    (
+        "fp8-hf",
+        &[
+            Suite { package: "fp8-hf", targets: &["suite"], arguments: &[] },
+            Suite { package: "fp8-hf", targets: &["lib"], arguments: &[] },
+            Suite { package: "fp8-cli", targets: &["program"], arguments: &[] },
         ],
     ),
 ];
