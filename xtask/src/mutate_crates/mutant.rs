@@ -106,7 +106,7 @@ fn command() -> Result<Command> {
     }
     Err(format!(
         "mutate-crates: cargo-mutants {VERSION} is not installed: \
-         cargo install --locked cargo-mutants@{VERSION} --root {root}"
+         cargo install --locked cargo-mutants@^{VERSION} --root {root}"
     )
     .into())
 }
