@@ -389,6 +389,38 @@ fn options_of_every_family_become_its_configuration() {
         let error = Config::from_gpt_options(&options).unwrap_err().to_string();
         assert!(error.starts_with(&format!("hf::Config: {problem}")), "{error}");
     }
+    let layer = llama.layer.clone();
+    let of_heads = NormOptions { eps: 0.25, ..layer.norm };
+    let attention = |attention: AttentionOptions| TransformerLayerOptions { attention, ..layer };
+    for (layer, problem) in [
+        (
+            TransformerLayerOptions { parallel_attention_mlp: true, ..layer },
+            "parallel_attention_mlp = true: expected false",
+        ),
+        (
+            TransformerLayerOptions { output_layernorm: true, ..layer },
+            "output_layernorm = true: expected false",
+        ),
+        (
+            TransformerLayerOptions { apply_residual_connection_post_layernorm: true, ..layer },
+            "apply_residual_connection_post_layernorm = true: expected false",
+        ),
+        (
+            attention(AttentionOptions { softmax_scale: Some(0.5), ..layer.attention }),
+            "softmax_scale = 0.5: expected none",
+        ),
+        (
+            attention(AttentionOptions { window: (Some(3), None), ..layer.attention }),
+            "window = (Some(3), None): expected none, and sliding_windows in its place",
+        ),
+        (
+            attention(AttentionOptions { qk_norm: Some(of_heads), ..layer.attention }),
+            "qk_norm = NormOptions { normalization: RmsNorm, eps: 0.25, zero_centered_gamma: false }: expected NormOptions",
+        ),
+    ] {
+        let error = Config::from_gpt_options(&GptOptions { layer, ..llama.clone() }).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("hf::Config: {problem}")), "{error}");
+    }
     let error = Config::from_gpt_options(&GptOptions {
         layer: TransformerLayerOptions {
             attention: AttentionOptions { num_attention_heads: 0, ..llama.layer.attention },

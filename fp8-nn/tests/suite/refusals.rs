@@ -332,3 +332,18 @@ fn a_tensor_of_another_transpose_policy_is_on_the_same_device() {
         scaling.in_backward(|cx| layer.backward(cx, saved, &dy)).unwrap();
     }
 }
+
+#[test]
+fn a_language_model_that_sees_what_it_predicts_is_refused() {
+    let layer = TransformerLayerOptions {
+        hidden_size: 16,
+        ffn_hidden_size: 32,
+        attention: AttentionOptions { num_attention_heads: 2, causal: false, ..Default::default() },
+        ..Default::default()
+    };
+    let options = GptOptions { vocab_size: 11, num_layers: 1, layer, ..Default::default() };
+    let refused = Gpt::new("a", &options, &device(), &mut rng(1)).unwrap_err().to_string();
+    let expected =
+        "a: causal = false: a language model must not see the tokens that it predicts: expected true";
+    assert_eq!(refused, expected);
+}
