@@ -321,3 +321,34 @@ impl Drop for Seat {
         self.meeting.flush(self.meeting.deadline.min(Duration::from_secs(5)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of two ranks, of which the second is in another process, after `change`.
+    fn owes(change: impl FnOnce(&mut Table)) -> bool {
+        let meeting = Meeting::new("dp", 2, Duration::MAX, |rank| rank == 1);
+        let mut table = meeting.table.lock();
+        change(&mut table);
+        assert!(!table.owes(0), "a rank of this process reads its mailbox itself");
+        table.owes(1)
+    }
+
+    fn link(table: &mut Table) -> &mut Link {
+        table.links[1].as_mut().unwrap()
+    }
+
+    #[test]
+    fn each_kind_of_news_is_owed_to_a_remote_rank_until_it_is_sent() {
+        assert!(!owes(|_| {}));
+        assert!(owes(|table| table.mailboxes[1] = Some(Arc::default())));
+        assert!(owes(|table| link(table).is_sending = true));
+        assert!(owes(|table| table.failure = Some(Failure::Left { ranks: vec![0] })));
+        assert!(owes(|table| table.left[0] = true));
+        assert!(!owes(|table| {
+            table.left[0] = true;
+            link(table).knows_left = 1;
+        }));
+    }
+}

@@ -70,6 +70,14 @@ fn one_rank_needs_no_port() {
 }
 
 #[test]
+fn the_id_of_a_group_has_at_most_4096_bytes() {
+    let alone = |len| tcp(&"g".repeat(len), &Environment::on_this_machine(1), LONG);
+    works(vec![alone(4096)]);
+    let error = alone(4097).unwrap_err().to_string();
+    assert!(error.ends_with(": expected at most 4096 bytes"), "{error}");
+}
+
+#[test]
 fn a_run_id_has_at_most_4096_bytes() {
     let alone = |len| {
         let mut environment = Environment::on_this_machine(1);
