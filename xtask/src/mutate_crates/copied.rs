@@ -121,8 +121,10 @@ impl Copied {
 
     /// Returns the command that starts a program of the suite.
     pub(super) fn command(&self, program: &Path, suite: &Suite) -> Command {
+        let package = self.folder().join(suite.package);
         let mut command = Command::new(program);
-        command.current_dir(self.folder().join(suite.package)).args(suite.arguments);
+        // Tests look for their data there. `cargo xtask` has set it to the folder of this program.
+        command.env("CARGO_MANIFEST_DIR", &package).current_dir(package).args(suite.arguments);
         command
     }
 }
