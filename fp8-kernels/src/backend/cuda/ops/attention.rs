@@ -146,7 +146,7 @@ enum Path {
     Plain(i32),
 }
 
-/// The rows of a matrix of scores that a block computes: those of queries, or the columns, of keys.
+/// The side of the scores that a block of a kernel computes the results of: its queries, or its keys and values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     Queries,
