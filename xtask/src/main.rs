@@ -11,6 +11,7 @@ mod checks;
 mod conformance;
 mod gpu_bundle;
 mod gpu_test;
+mod mutants;
 mod mutate;
 mod mutate_codec;
 mod mutate_crates;
@@ -40,7 +41,7 @@ struct Cli {
 enum Task {
     /// Runs what CI's main job checks: format, lints, tests, docs, examples, benches once (about ten minutes from scratch)
     Test(test::Test),
-    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, circles of files (a second; part of `test`)
+    /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, links, circles of files (a second; part of `test`)
     Tidy(tidy::Tidy),
     /// Compares the codec, recipes and layers with reference data, case by case (seconds)
     Golden(checks::Passed),
@@ -56,7 +57,7 @@ enum Task {
     Mutate(mutate::Mutate),
     /// Plants mistakes in the codec's rounding and checks that its tests find them (minutes with --sample)
     MutateCodec(mutate_codec::MutateCodec),
-    /// Plants mistakes in fp8-recipe, fp8-dist and fp8-nn and checks that their tests find them (half an hour or more)
+    /// Plants mistakes in fp8-recipe, fp8-dist, fp8-nn and fp8-hf and checks that their tests find them (half an hour or more)
     MutateCrates(mutate_crates::MutateCrates),
     /// Attacks the library with random calls, corrupted checkpoints, and kills during saves (minutes)
     Attack(checks::Passed),

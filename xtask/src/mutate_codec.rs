@@ -8,15 +8,13 @@
 
 mod edits;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
-
 use crate::artifact;
+use crate::mutants::{Outcome, Survivors, Tally, expect_pass, failed_test, planted, refresh, shuffle};
 use crate::neon::Emulated;
 use crate::process::watch;
 use crate::workspace::{Result, Workspace, files, root, shell};
@@ -63,8 +61,6 @@ const NEON: &str = "arch/neon.rs";
 const BLOCKS: [&str; 3] = ["golden_blocks", "blocks", "slice"];
 
 const LIST: &str = "fp8-format/tests/mutants.txt";
-/// Between a mutant and its reason.
-pub(crate) const REASON: &str = " // ";
 /// For one program of tests; they take seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -86,29 +82,25 @@ pub(crate) struct MutateCodec {
 
 pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     let start = Instant::now();
-    let reasons =
-        parse(LIST, &fs::read_to_string(root().join(LIST)).map_err(|error| format!("{LIST}: {error}"))?)?;
+    let survivors = Survivors::read(LIST)?;
     let is_emulated = options.file.as_deref() == Some(NEON) && !is_here("neon");
     let all = mutants(options.file.as_deref())?;
     if options.list {
         all.iter().for_each(|(edit, _)| println!("{edit}"));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut problems = 0;
+    let mut tally = Tally::default();
     if options.file.is_none() {
-        for line in reasons.keys().filter(|line| !all.iter().any(|(edit, _)| edit.to_string() == **line)) {
-            problems += 1;
-            println!("this mutant no longer exists, remove its line: {line}");
-        }
+        let all: Vec<String> = all.iter().map(|(edit, _)| edit.to_string()).collect();
+        survivors.expect_all_in(&all, &mut tally);
     }
     let can_run = |edit: &Edit| {
         FILES.iter().any(|(file, needs, ..)| *file == edit.file && (is_emulated || is_here(needs)))
     };
     let mut chosen: Vec<_> = all.iter().filter(|(edit, _)| can_run(edit)).collect();
     if let Some(count) = options.sample {
-        chosen.retain(|(edit, _)| !reasons.contains_key(&edit.to_string()));
-        chosen
-            .sort_by_cached_key(|(edit, _)| Sha256::digest(format!("{} {} {edit}", options.seed, edit.line)));
+        chosen.retain(|(edit, _)| !survivors.contains(&edit.to_string()));
+        shuffle(&mut chosen, |(edit, _)| format!("{} {} {edit}", options.seed, edit.line));
         chosen.truncate(count);
     }
     println!("{} mutants, {} to run", all.len(), chosen.len());
@@ -135,32 +127,17 @@ pub(crate) fn run(options: &MutateCodec) -> Result<ExitCode> {
     if let Some((_, tests)) = chosen.first() {
         copy.expect_good(tests)?;
     }
-    let [mut uncompiled, mut killed, mut known] = [0; 3];
     for (index, (edit, tests)) in chosen.iter().enumerate() {
-        match copy.verdict(edit, tests)? {
-            Verdict::Uncompiled => uncompiled += 1,
-            Verdict::Killed => killed += 1,
-            Verdict::Survived if reasons.contains_key(&edit.to_string()) => known += 1,
-            Verdict::Survived => {
-                problems += 1;
-                println!(
-                    "SURVIVED; kill it, or list it with its reason (line {}):\n{edit}{REASON}REASON",
-                    edit.line + 1
-                );
-            }
-        }
+        let place = format!("{}:{}", edit.file, edit.line + 1);
+        tally.count(&edit.to_string(), &place, copy.try_out(edit, tests)?, &survivors);
         if (index + 1) % 20 == 0 {
             println!("{} of {} mutants run, {:.0} s", index + 1, chosen.len(), start.elapsed().as_secs_f64());
         }
     }
-    println!(
-        "{killed} mutants killed by tests, {uncompiled} by the compiler, {known} known survivors; {problems} problems; {:.0} s",
-        start.elapsed().as_secs_f64()
-    );
-    Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!("{}; {:.0} s", tally.line(), start.elapsed().as_secs_f64());
+    Ok(if tally.problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Whether this machine has these instructions.
 /// Returns true if this CPU has the instructions of a path of fp8-format, which asks for the same features (`arch/path.rs`).
 fn is_here(instructions: &str) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -193,29 +170,6 @@ fn mutants(only: Option<&str>) -> Result<Vec<(Edit, [&'static str; 3])>> {
     Ok(all)
 }
 
-/// Reasons by mutant, of the text of the list that is called `name`.
-pub(crate) fn parse(name: &str, list: &str) -> Result<BTreeMap<String, String>> {
-    let mut reasons = BTreeMap::new();
-    for (number, line) in
-        (1..).zip(list.lines()).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-    {
-        let (mutant, reason) = line.split_once(REASON).unwrap_or((line, ""));
-        if reason.trim().is_empty() {
-            return Err(format!("{name}:{number}: no reason: MUTANT{REASON}REASON").into());
-        }
-        if reasons.insert(mutant.to_owned(), reason.to_owned()).is_some() {
-            return Err(format!("{name}:{number}: listed twice").into());
-        }
-    }
-    Ok(reasons)
-}
-
-enum Verdict {
-    Uncompiled,
-    Killed,
-    Survived,
-}
-
 /// A workspace of a copy of fp8-format alone, kept in cargo's folder, so that dependencies are built once.
 struct Copied {
     folder: PathBuf,
@@ -240,13 +194,7 @@ impl Copied {
             let part = root().join("fp8-format").join(part);
             let all = if part.is_dir() { files(&part)? } else { vec![part] };
             for file in all {
-                let to = folder.join(file.strip_prefix(root())?);
-                fs::create_dir_all(to.parent().unwrap_or(&folder))?;
-                // What is as it was keeps its time, and what cargo built of it.
-                let new = fs::read(&file)?;
-                if fs::read(&to).ok().as_ref() != Some(&new) {
-                    fs::write(&to, new)?;
-                }
+                refresh(&folder.join(file.strip_prefix(root())?), &fs::read(&file)?)?;
             }
         }
         let emulated =
@@ -282,14 +230,7 @@ impl Copied {
     fn expect_good(&self, tests: &[&str]) -> Result<()> {
         for test in tests {
             let program = self.build(test)??;
-            let finished = watch(self.command(&program), PATIENCE, |_| false)?;
-            if !finished.succeeded() {
-                return Err(format!(
-                    "mutate-codec: test {test} fails without a mutation:\n{}",
-                    finished.output
-                )
-                .into());
-            }
+            expect_pass("mutate-codec", test, self.command(&program), PATIENCE)?;
         }
         Ok(())
     }
@@ -303,39 +244,27 @@ impl Copied {
         command
     }
 
-    fn verdict(&self, edit: &Edit, tests: &[&str]) -> Result<Verdict> {
-        let path = self.folder.join("fp8-format/src").join(edit.file);
-        let source = fs::read_to_string(&path)?;
-        fs::write(&path, edit.apply(&source))?;
-        let verdict = self.tested(tests);
-        fs::write(&path, source)?;
-        verdict
+    fn try_out(&self, edit: &Edit, tests: &[&str]) -> Result<Outcome> {
+        let file = self.folder.join("fp8-format/src").join(edit.file);
+        planted(&file, |source| Ok(edit.apply(source)), || self.tested(tests))
     }
 
-    fn tested(&self, tests: &[&str]) -> Result<Verdict> {
+    fn tested(&self, tests: &[&str]) -> Result<Outcome> {
         for test in tests {
-            let Ok(program) = self.build(test)? else { return Ok(Verdict::Uncompiled) };
+            let Ok(program) = self.build(test)? else { return Ok(Outcome::Unviable) };
             // One failed test is enough.
-            let finished = watch(self.command(&program), PATIENCE, |output| output.contains("... FAILED"))?;
+            let finished = watch(self.command(&program), PATIENCE, |output| failed_test(output).is_some())?;
             if !finished.succeeded() {
-                return Ok(Verdict::Killed);
+                return Ok(Outcome::Killed);
             }
         }
-        Ok(Verdict::Survived)
+        Ok(Outcome::Survived)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_are_mutants_with_reasons() {
-        let list = "# a comment\n\ncodec.rs: a «<→<=» b // = clamped to itself\n";
-        assert_eq!(parse(LIST, list).unwrap()["codec.rs: a «<→<=» b"], "= clamped to itself");
-        assert!(parse(LIST, "codec.rs: a «<→<=» b\n").unwrap_err().to_string().contains(":1: no reason"));
-        assert!(parse(LIST, &list.repeat(2)).unwrap_err().to_string().contains(":6: listed twice"));
-    }
 
     #[test]
     fn a_mistyped_file_is_named_and_every_line_of_the_list_has_its_mutant() {

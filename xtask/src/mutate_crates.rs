@@ -15,13 +15,12 @@ mod suites;
 mod trial;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::mutate_codec::{REASON, parse};
-use crate::workspace::{Result, root};
+use crate::mutants::{Outcome, Survivors, Tally};
+use crate::workspace::Result;
 use copied::Copied;
 use mutant::Mutant;
 use results::{Results, Verdict};
@@ -64,7 +63,10 @@ pub(crate) fn run(options: &MutateCrates) -> Result<ExitCode> {
         let tally = check(&copy, package, suites, options)?;
         if !options.list {
             println!("{package}: {}; {:.0} s", tally.line(), start.elapsed().as_secs_f64());
-            is_good &= tally.is_good();
+            is_good &= is_passed(&tally);
+            if tally.problems == 0 && !is_passed(&tally) {
+                println!("{package}: at least {BAR} % must be killed");
+            }
         }
     }
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -77,15 +79,10 @@ fn check(
     suites: &'static [Suite],
     options: &MutateCrates,
 ) -> Result<Tally> {
-    let list = list(package);
-    let reasons =
-        parse(&list, &fs::read_to_string(root().join(&list)).map_err(|error| format!("{list}: {error}"))?)?;
+    let survivors = Survivors::read(&list(package))?;
     let all = mutant::list(copy, package)?;
     let mut tally = Tally::default();
-    for line in reasons.keys().filter(|line| !all.iter().any(|mutant| mutant.to_string() == **line)) {
-        tally.problems += 1;
-        println!("{list}: this mutant no longer exists, remove its line: {line}");
-    }
+    survivors.expect_all_in(&all.iter().map(Mutant::to_string).collect::<Vec<_>>(), &mut tally);
     let count = all.len();
     let drawn = mutant::draw(all, options.count, options.seed);
     if options.list {
@@ -97,7 +94,8 @@ fn check(
     for mutant in &drawn {
         let verdict = verdicts.get(&mutant.id());
         let verdict = verdict.ok_or_else(|| format!("{package}: no verdict on {mutant}"))?;
-        tally.count(mutant, verdict, reasons.contains_key(&mutant.to_string()));
+        let place = format!("{}:{}", mutant.file, mutant.line);
+        tally.count(&mutant.to_string(), &place, verdict.into(), &survivors);
     }
     Ok(tally)
 }
@@ -155,6 +153,21 @@ fn list(package: &str) -> String {
     format!("{package}/tests/mutants.txt")
 }
 
+/// Whether enough of the mutants are killed, and nothing else is wrong.
+fn is_passed(tally: &Tally) -> bool {
+    tally.problems == 0 && tally.killed * 100 >= tally.viable() * BAR
+}
+
+impl From<&Verdict> for Outcome {
+    fn from(verdict: &Verdict) -> Self {
+        match verdict {
+            Verdict::Unviable => Self::Unviable,
+            Verdict::Killed { .. } | Verdict::Stopped { .. } => Self::Killed,
+            Verdict::Survived => Self::Survived,
+        }
+    }
+}
+
 impl Verdict {
     fn remark(&self, programs: &str) -> String {
         match self {
@@ -166,84 +179,25 @@ impl Verdict {
     }
 }
 
-#[derive(Debug, Default, PartialEq)]
-struct Tally {
-    killed: usize,
-    unviable: usize,
-    /// Survivors on the list.
-    listed: usize,
-    /// Survivors that are not.
-    new: usize,
-    /// Problems of all kinds, new survivors included.
-    problems: usize,
-}
-
-impl Tally {
-    fn count(&mut self, mutant: &Mutant, verdict: &Verdict, is_listed: bool) {
-        match verdict {
-            Verdict::Unviable => self.unviable += 1,
-            Verdict::Killed { .. } | Verdict::Stopped { .. } => self.killed += 1,
-            Verdict::Survived if is_listed => self.listed += 1,
-            Verdict::Survived => {
-                self.new += 1;
-                self.problems += 1;
-                println!(
-                    "SURVIVED; kill it, or list it with its reason ({}:{}):\n{mutant}{REASON}REASON",
-                    mutant.file, mutant.line
-                );
-            }
-        }
-    }
-
-    fn viable(&self) -> usize {
-        self.killed + self.listed + self.new
-    }
-
-    fn is_good(&self) -> bool {
-        self.problems == 0 && self.killed * 100 >= self.viable() * BAR
-    }
-
-    fn line(&self) -> String {
-        let Self { killed, unviable, listed, new, problems } = self;
-        let viable = self.viable();
-        // Rounded down, so that what is below the bar does not look as if it reached it.
-        let tenths = killed * 1000 / viable.max(1);
-        format!(
-            "{killed} of {viable} mutants killed ({}.{} %, at least {BAR} % are asked for), {unviable} do not compile, \
-             {} survived, {listed} of them listed; {problems} problems",
-            tenths / 10,
-            tenths % 10,
-            listed + new
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::fs;
 
-    #[test]
-    fn the_line_tells_the_score_and_both_kinds_of_survivors() {
-        let tally = Tally { killed: 44, unviable: 3, listed: 2, new: 1, problems: 1 };
-        assert_eq!(
-            tally.line(),
-            "44 of 47 mutants killed (93.6 %, at least 90 % are asked for), 3 do not compile, 3 survived, 2 of them listed; \
-             1 problems"
-        );
-    }
+    use super::*;
+    use crate::workspace::root;
 
     #[test]
     fn problems_and_fewer_than_the_bar_fail() {
-        let is_good = |killed, listed| Tally { killed, listed, ..Tally::default() }.is_good();
+        let is_good = |killed, listed| is_passed(&Tally { killed, listed, ..Tally::default() });
         assert!(is_good(45, 5) && is_good(0, 0) && !is_good(44, 5));
-        assert!(!Tally { killed: 50, problems: 1, ..Tally::default() }.is_good());
+        assert!(!is_passed(&Tally { killed: 50, problems: 1, ..Tally::default() }));
     }
 
     #[test]
     fn lists_are_spelled_right_and_name_lines_and_functions_that_exist() {
         for (package, _) in CRATES {
             let list = list(package);
-            for key in parse(&list, &fs::read_to_string(root().join(&list)).unwrap()).unwrap().keys() {
+            for key in Survivors::read(&list).unwrap().mutants() {
                 let (file, rest) = key.split_once(": ").unwrap();
                 let source = fs::read_to_string(root().join(package).join("src").join(file)).unwrap();
                 let is_there = match (rest.split_once('«'), rest.split_once('»')) {

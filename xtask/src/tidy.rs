@@ -3,6 +3,7 @@
 mod circles;
 mod docs;
 mod errors;
+mod links;
 mod named_tests;
 mod tokens;
 
@@ -82,6 +83,7 @@ fn all() -> Result<Findings> {
 
     findings.errors.extend(errors::untested(root())?);
     findings.errors.extend(circles::circles(root())?);
+    findings.errors.extend(links::broken(root())?);
     findings.errors.extend(named_tests::missing(root())?);
     let (errors, counts) = docs::gaps(root())?;
     findings.errors.extend(errors);

@@ -141,7 +141,7 @@ impl Cell {
     }
 
     /// Returns what the host knows about the block, and the cell's index in it; `None` on the CPU.
-    pub(crate) fn known(&self) -> Option<(&cuda::Known, usize)> {
+    pub(crate) fn known_to_host(&self) -> Option<(&cuda::Known, usize)> {
         match &self.cells.block {
             CellBlock::Cuda(_, known) => Some((known, self.index)),
             CellBlock::Cpu(_) => None,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use sha2::{Digest, Sha256};
 
 use super::edits::Mutant;
+use crate::mutants::shuffle;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Draw {
@@ -33,7 +34,7 @@ impl Draw {
             Self::PerFile(most) => (most, |mutant| [&mutant.file, ""]),
             Self::PerKernel(most) => (most, |mutant| [&mutant.file, &mutant.kernel]),
         };
-        shuffle(&mut chosen, seed);
+        shuffle(&mut chosen, |mutant| format!("{} {}", seed(&mutant.file), mutant.key()));
         let mut taken = HashMap::new();
         chosen.retain(|mutant| {
             let taken: &mut usize = taken.entry(part(mutant)).or_default();
@@ -59,10 +60,6 @@ impl Draw {
             Self::PerKernel(count) => format!(" --per-kernel {count}{seed}"),
         }
     }
-}
-
-fn shuffle(mutants: &mut [&Mutant], seed: impl Fn(&str) -> u64) {
-    mutants.sort_by_cached_key(|mutant| Sha256::digest(format!("{} {}", seed(&mutant.file), mutant.key())));
 }
 
 /// Returns the seed of a kernel file that has this text.

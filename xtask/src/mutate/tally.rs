@@ -4,6 +4,7 @@ use super::edits::Mutant;
 use super::listed::{key_of_unreached_by, reason_for};
 use super::survivors::Known;
 use super::trial::Verdict;
+use crate::mutants::percent;
 use crate::workspace::Result;
 
 /// Percent of the mutants that the cases must kill, where so many are decided that one does not turn the scale.
@@ -113,12 +114,6 @@ impl Tally {
         self.problems += other.problems;
         self.seconds += other.seconds;
     }
-}
-
-/// Rounded down, so that what is below the bar never looks as if it stood on it.
-fn percent(part: usize, whole: usize) -> String {
-    let tenths = part * 1000 / whole.max(1);
-    format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::suites::Suite;
 use crate::artifact;
+use crate::mutants::refresh;
 use crate::workspace::{Result, Workspace, files, root, shell};
 
 const MEMBERS: &str = "members = [";
@@ -35,11 +36,10 @@ impl Copied {
             let to = copy.folder().join(&name);
             let new =
                 if name == Path::new("Cargo.toml") { manifest.clone().into() } else { fs::read(&from)? };
-            // What is as it was keeps its time, and what cargo built of it. The lock file is cut to fit by cargo.
+            // The lock file is cut to fit by cargo.
             let is_lock = name == Path::new("Cargo.lock") && to.is_file();
-            if !is_lock && fs::read(&to).ok().as_ref() != Some(&new) {
-                fs::create_dir_all(to.parent().unwrap_or(&copy.folder))?;
-                fs::write(&to, new)?;
+            if !is_lock {
+                refresh(&to, &new)?;
             }
             kept.insert(to);
         }
@@ -60,10 +60,6 @@ impl Copied {
 
     pub(super) fn read(&self, file: &str) -> Result<String> {
         Ok(fs::read_to_string(self.folder().join(file))?)
-    }
-
-    pub(super) fn write(&self, file: &str, text: &str) -> Result {
-        Ok(fs::write(self.folder().join(file), text)?)
     }
 
     /// A hash of files and of all files in folders, which are relative to the workspace; of what is missing, too.

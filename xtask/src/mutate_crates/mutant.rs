@@ -4,9 +4,9 @@ use std::fmt;
 use std::process::Command;
 
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 
 use super::copied::Copied;
+use crate::mutants::shuffle;
 use crate::workspace::Result;
 
 /// The version whose JSON this file reads.
@@ -144,7 +144,7 @@ fn key(listed: &Listed, file: &str, source: &str, at: std::ops::Range<usize>) ->
 
 /// As many mutants as asked for: the same for the same seed, and hardly others where a few come or go.
 pub(super) fn draw(mut all: Vec<Mutant>, count: usize, seed: u64) -> Vec<Mutant> {
-    all.sort_by_cached_key(|mutant| Sha256::digest(format!("{seed} {}", mutant.id())));
+    shuffle(&mut all, |mutant| format!("{seed} {}", mutant.id()));
     all.truncate(count);
     all
 }

@@ -1,12 +1,13 @@
 //! A suite on trial: its programs, run on a mutated crate until a test fails.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::copied::Copied;
 use super::mutant::Mutant;
 use super::results::Verdict;
 use super::suites::{self, Suite};
+use crate::mutants::{expect_pass, failed_test, planted};
 use crate::process::watch;
 use crate::workspace::Result;
 
@@ -14,9 +15,6 @@ use crate::workspace::Result;
 const LONGER: (Duration, u32) = (Duration::from_secs(15), 2);
 /// No program takes so long.
 const FOR_EVER: Duration = Duration::from_secs(30 * 60);
-
-/// The end of the line by which the test harness reports a failed test.
-const FAILED: &str = " ... FAILED";
 
 pub(super) struct Trial<'a> {
     copy: &'a Copied,
@@ -32,26 +30,21 @@ impl<'a> Trial<'a> {
             copy.build(suite)?.map_err(|error| format!("mutate-crates: does not compile:\n{error}"))?;
         let mut limits = Vec::new();
         for (program, target) in programs.iter().zip(suite.targets) {
-            let start = Instant::now();
-            let finished = watch(copy.command(program, suite), FOR_EVER, |_| false)?;
-            if !finished.succeeded() {
-                let output = finished.output;
-                return Err(format!("mutate-crates: {target} fails without a mutation:\n{output}").into());
-            }
-            limits.push(LONGER.0 + start.elapsed() * LONGER.1);
+            let usual = expect_pass("mutate-crates", target, copy.command(program, suite), FOR_EVER)?;
+            limits.push(LONGER.0 + usual * LONGER.1);
         }
         Ok(Self { copy, suite, limits })
     }
 
     pub(super) fn verdict(&self, mutant: &Mutant) -> Result<Verdict> {
-        let source = self.copy.read(&mutant.file)?;
-        self.copy.write(&mutant.file, &mutant.apply(&source)?)?;
         let file = Path::new(&mutant.file);
         let names = [file.file_stem(), file.parent().and_then(Path::file_name)];
         let names = names.map(|name| name.unwrap_or_default().to_string_lossy());
-        let verdict = self.tested([&names[0], &names[1]]);
-        self.copy.write(&mutant.file, &source)?;
-        verdict
+        planted(
+            &self.copy.folder().join(&mutant.file),
+            |source| mutant.apply(source),
+            || self.tested([&names[0], &names[1]]),
+        )
     }
 
     /// First the tests that are named like the changed file or its folder, then all.
@@ -83,35 +76,16 @@ impl<'a> Trial<'a> {
             None => {}
         }
         // One failed test is enough.
-        let finished = watch(command, limit, |output| failed(output).is_some())?;
+        let finished = watch(command, limit, |output| failed_test(output).is_some())?;
         if finished.succeeded() {
             return Ok(None);
         }
-        Ok(Some(match failed(&finished.output) {
+        Ok(Some(match failed_test(&finished.output) {
             Some(test) => {
                 let file = suites::source(self.suite.package, target, test);
                 Verdict::Killed { test: format!("{target}: {test}"), file }
             }
             None => Verdict::Stopped { program: target.to_owned() },
         }))
-    }
-}
-
-/// The first test that failed, in the output of the harness. Where a test itself prints, other text may precede its name.
-fn failed(output: &str) -> Option<&str> {
-    let line = output.lines().find(|line| line.ends_with(FAILED))?;
-    let line = line.strip_suffix(FAILED)?.strip_suffix(" - should panic").unwrap_or(line);
-    Some(line.rsplit("test ").next().unwrap_or(line).trim_end_matches(FAILED))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_failed_test_is_found_in_a_harness_output() {
-        let output = "running 3 tests\ntest a::b ... ok\nnoise test c::d ... FAILED\ntest e ... FAILED\n";
-        assert_eq!(failed(output), Some("c::d"));
-        assert_eq!(failed("test a ... ok\ntest a ... FAIL"), None);
     }
 }

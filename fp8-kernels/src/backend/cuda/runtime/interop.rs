@@ -54,7 +54,7 @@ impl Committed {
     /// A cell that is on no GPU.
     pub fn new(cell: &Cell) -> Result<Self> {
         cell.cuda("committed")?;
-        let history = cell.known().map(|(known, index)| {
+        let history = cell.known_to_host().map(|(known, index)| {
             known.was_read(index);
             known.history(index)
         });
@@ -64,7 +64,7 @@ impl Committed {
     /// Returns true for the same cell as long as it has a committed scale for all work queued from now on. Asks nothing of the
     /// device.
     pub fn holds(&self, cell: &Cell) -> bool {
-        cell.known().is_some_and(|(known, index)| known.history(index) == self.0)
+        cell.known_to_host().is_some_and(|(known, index)| known.history(index) == self.0)
     }
 }
 

@@ -183,7 +183,7 @@ impl Blas {
         let plan = |algo, workspace| Plan { operation, layouts, algo, workspace };
         // Kernels are timed on aligned matrices: what is known of them holds for those alone.
         let is_tuned = *alignment == ALIGNMENT;
-        if let Some(algo) = self.tuner.known(product).filter(|_| is_tuned)
+        if let Some(algo) = self.tuner.stored(product).filter(|_| is_tuned)
             && let Some(found) = library.check(self.handle, operation, layouts, &algo)
         {
             draft.keep();
@@ -211,7 +211,7 @@ impl Blas {
             };
             if let Some((fastest, microseconds)) = tuning::fastest(queue, product, &found, run)? {
                 (chosen, choice) = (fastest, "tuned");
-                self.tuner.keep(product, fastest.algo, microseconds);
+                self.tuner.store(product, fastest.algo, microseconds);
             }
         }
         draft.keep();

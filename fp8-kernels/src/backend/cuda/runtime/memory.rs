@@ -215,7 +215,7 @@ impl Memory {
     fn recycle(&self, freed: impl IntoIterator<Item = Freed>) {
         for Freed { address, bytes, .. } in freed {
             match self.allocator {
-                CudaAllocator::Caching => self.kept.lock().pool.keep(address, bytes),
+                CudaAllocator::Caching => self.kept.lock().pool.put(address, bytes),
                 CudaAllocator::Exact => self.driver_free(address),
             }
         }

@@ -39,7 +39,7 @@ impl Pool {
         Some(address)
     }
 
-    pub(super) fn keep(&mut self, address: u64, bytes: usize) {
+    pub(super) fn put(&mut self, address: u64, bytes: usize) {
         self.free.entry(bytes).or_default().push(address);
         self.kept += bytes;
     }
@@ -111,10 +111,10 @@ mod tests {
     #[test]
     fn a_pool_gives_back_what_it_was_given() {
         let mut pool = Pool::default();
-        pool.keep(7, 256);
+        pool.put(7, 256);
         assert_eq!((pool.take(512), pool.take(256), pool.take(256)), (None, Some(7), None));
-        pool.keep(7, 256);
-        pool.keep(9, 512);
+        pool.put(7, 256);
+        pool.put(9, 512);
         assert_eq!((pool.kept, pool.drain(), pool.kept), (768, vec![7, 9], 0));
     }
 

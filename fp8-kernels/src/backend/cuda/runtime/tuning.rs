@@ -93,7 +93,7 @@ impl Tuner {
     }
 
     /// Returns the stored kernel of a product, if there is one.
-    pub(super) fn known(&self, product: &Product) -> Option<Algo> {
+    pub(super) fn stored(&self, product: &Product) -> Option<Algo> {
         let name = product.name();
         let is_it = |entry: &&Entry| {
             (&*entry.product, &*entry.gpu, entry.cublaslt) == (&*name, &*self.gpu, self.cublaslt)
@@ -105,7 +105,7 @@ impl Tuner {
 
     /// Stores a result here and in the file, to which other processes may have added in the meantime. A failed write, as on a
     /// full disk, is not an error of this step: the next process measures again.
-    pub(super) fn keep(&mut self, product: &Product, algo: Algo, microseconds: f32) {
+    pub(super) fn store(&mut self, product: &Product, algo: Algo, microseconds: f32) {
         let entry = Entry {
             gpu: self.gpu.clone(),
             cublaslt: self.cublaslt,
@@ -370,18 +370,18 @@ mod tests {
         let file = folder.path().join("deep/gemm.json");
         let tuning = GemmTuning { candidates: 4, file: Some(file) };
         let mut tuner = Tuner::new(&tuning, "H100", 130_100).unwrap();
-        assert_eq!(tuner.known(&product(16)), None);
-        tuner.keep(&product(16), Algo([1; 8]), 2.5);
-        tuner.keep(&product(32), Algo([u64::MAX; 8]), 3.5);
-        tuner.keep(&product(16), Algo([7; 8]), 1.5);
-        assert_eq!(tuner.known(&product(16)), Some(Algo([7; 8])));
+        assert_eq!(tuner.stored(&product(16)), None);
+        tuner.store(&product(16), Algo([1; 8]), 2.5);
+        tuner.store(&product(32), Algo([u64::MAX; 8]), 3.5);
+        tuner.store(&product(16), Algo([7; 8]), 1.5);
+        assert_eq!(tuner.stored(&product(16)), Some(Algo([7; 8])));
         let again = Tuner::new(&tuning, "H100", 130_100).unwrap();
         assert_eq!(again.entries.len(), 2);
-        assert_eq!(again.known(&product(16)), Some(Algo([7; 8])));
-        assert_eq!(again.known(&product(32)), Some(Algo([u64::MAX; 8])));
-        assert_eq!(again.known(&Product { fast: false, ..product(16) }), None);
+        assert_eq!(again.stored(&product(16)), Some(Algo([7; 8])));
+        assert_eq!(again.stored(&product(32)), Some(Algo([u64::MAX; 8])));
+        assert_eq!(again.stored(&Product { fast: false, ..product(16) }), None);
         for (gpu, version) in [("H200", 130_100), ("H100", 130_101)] {
-            assert_eq!(Tuner::new(&tuning, gpu, version).unwrap().known(&product(16)), None);
+            assert_eq!(Tuner::new(&tuning, gpu, version).unwrap().stored(&product(16)), None);
         }
     }
 
