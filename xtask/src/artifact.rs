@@ -43,6 +43,11 @@ impl Built {
         self.is_a(kind, name) && self.folder == folder
     }
 
+    /// Whether it is of this kind and of the package in this folder, whatever its name is.
+    pub(crate) fn is_of(&self, folder: &str, kind: &str) -> bool {
+        self.is_a(kind, &self.name) && self.folder == folder
+    }
+
     fn is_a(&self, kind: &str, name: &str) -> bool {
         self.name == name && self.kind.iter().any(|of| of == kind)
     }

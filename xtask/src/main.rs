@@ -57,7 +57,7 @@ enum Task {
     Mutate(mutate::Mutate),
     /// Plants mistakes in the codec's rounding and checks that its tests find them (minutes with --sample)
     MutateCodec(mutate_codec::MutateCodec),
-    /// Plants mistakes in fp8-recipe, fp8-dist, fp8-nn and fp8-hf and checks that their tests find them (half an hour or more)
+    /// Plants mistakes in fp8-recipe, fp8-dist, fp8-nn, fp8-hf and fp8-cli and checks that their tests find them (half an hour or more)
     MutateCrates(mutate_crates::MutateCrates),
     /// Attacks the library with random calls, corrupted checkpoints, and kills during saves (minutes)
     Attack(checks::Passed),

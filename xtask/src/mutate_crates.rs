@@ -1,4 +1,4 @@
-//! `cargo xtask mutate-crates`: plants small mistakes in fp8-recipe, fp8-dist, fp8-nn and fp8-hf and sees whether their tests find them.
+//! `cargo xtask mutate-crates`: plants small mistakes in fp8-recipe, fp8-dist, fp8-nn, fp8-hf and fp8-cli and sees whether their tests find them.
 //!
 //! cargo-mutants lists the mistakes: bodies of functions replaced by a constant, operators by others, arms of a `match` deleted.
 //! A seed draws some of each crate. They are built and tested one at a time in a copy of the workspace, with the suites of
@@ -35,7 +35,7 @@ pub(crate) struct MutateCrates {
     /// Seed of the sample
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Runs only mutants of this crate: fp8-recipe, fp8-dist, fp8-nn or fp8-hf
+    /// Runs only mutants of this crate: fp8-recipe, fp8-dist, fp8-nn, fp8-hf or fp8-cli
     #[arg(long)]
     package: Option<String>,
     /// Size of the sample for each crate

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-use super::suites::Suite;
+use super::suites::{BIN, LIB, Suite};
 use crate::artifact;
 use crate::mutants::refresh;
 use crate::workspace::{Result, Workspace, files, root, shell};
@@ -90,7 +90,8 @@ impl Copied {
         cargo.arg(suite.package).current_dir(self.folder());
         for target in suite.targets {
             match *target {
-                "lib" => cargo.arg("--lib"),
+                LIB => cargo.arg("--lib"),
+                BIN => cargo.arg("--bins"),
                 test => cargo.args(["--test", test]),
             };
         }
@@ -104,11 +105,11 @@ impl Copied {
         let all: Vec<artifact::Built> = messages.lines().filter_map(artifact::built).collect();
         let mut programs = Vec::new();
         for target in suite.targets {
-            let (kind, name) = match *target {
-                "lib" => ("lib", suite.package.replace('-', "_")),
-                test => ("test", test.to_owned()),
-            };
-            let program = all.iter().find(|built| built.is(suite.package, kind, &name));
+            let program = all.iter().find(|built| match *target {
+                LIB => built.is(suite.package, "lib", &suite.package.replace('-', "_")),
+                BIN => built.is_of(suite.package, "bin"),
+                test => built.is(suite.package, "test", test),
+            });
             programs
                 .push(program.ok_or_else(|| format!("cargo reports no program for {target}"))?.file.clone());
         }
