@@ -7,11 +7,12 @@ mod cuda;
 use cuda::Rig;
 use fp8_kernels::ops::{self, Accumulation, Activation, AdamWFactors, AdamWStep, AdamWTensor, Layout, Norm};
 use fp8_kernels::{
-    Cell, Counters, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand, Result, Scale,
-    ScalePolicy, ScaleRule, Slot, Tensor,
+    Arena, ArenaOptions, Cell, Counters, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand,
+    Result, Scale, ScalePolicy, ScaleRule, Slot, Tensor,
 };
 use ops::{
-    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats, ScoreOptions, Sequences,
+    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, LossScale, LossScaleState, NormOptions,
+    NormStats, ScoreOptions, Sequences,
 };
 
 const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
@@ -52,6 +53,16 @@ fn codes(device: &Device) -> Result<Fp8Tensor> {
     Fp8Tensor::from_codes(codes, [16, 16], Encoding::E4M3, floats([1], device)?)
 }
 
+/// Codes of attention: `[batch, seq, heads, head_dim]` = `[1, 4, 1, 16]`.
+fn heads(device: &Device) -> Result<Fp8Tensor> {
+    let codes = Tensor::zeros([1, 4, 1, 16], DType::U8, device)?;
+    Fp8Tensor::from_codes(codes, [1, 4, 1, 16], Encoding::E4M3, floats([1], device)?)
+}
+
+fn loss_scale(device: &Device) -> Result<LossScale> {
+    LossScale::new(&LossScaleState::default(), device)
+}
+
 /// Runs `f` with a slot whose scale, amax and counters are on these devices.
 fn slot<T>([scale, amax, counters]: [&Device; 3], f: impl FnOnce(&Slot<'_>) -> Result<T>) -> Result<T> {
     let (scale, amax, counters) = (Cell::new(2.0, scale)?, Cell::new(-1.0, amax)?, Counters::new(counters)?);
@@ -72,6 +83,13 @@ calls! {
     copy_from(to, from): floats([3], to)?.copy_from(&floats([3], from)?, "to")?;
     accumulate(out, x): ops::accumulate(&mut floats([3], out)?, &floats([3], x)?, "out")?;
     add(a, b): ops::add(&floats([3], a)?, &floats([3], b)?)?;
+    mul(a, b): ops::mul(&floats([3], a)?, &floats([3], b)?)?;
+    apply_loss_scale(x, scale): ops::apply_loss_scale(&floats([3], x)?, &loss_scale(scale)?)?;
+    undo_loss_scale(x, scale): ops::undo_loss_scale(&mut floats([3], x)?, &loss_scale(scale)?, "x")?;
+    check_finite(norm, overflow): ops::check_finite(&floats([1], norm)?, &Cell::new(0.0, overflow)?)?;
+    check_amaxes(arena, overflow): {
+        ops::check_amaxes(&Arena::new(2, ArenaOptions::default(), arena)?, &Cell::new(0.0, overflow)?)?
+    };
     dropout_add(residual, x): ops::dropout_add(&floats([3], residual)?, &floats([3], x)?, None, None)?;
     dropout(x, draw): ops::dropout(&floats([3], x)?, 0.5, DropoutState::new(1, draw)?.draw()?)?;
     sample(logits, draw): {
@@ -151,6 +169,13 @@ calls! {
         let (logits, targets) = (floats([4, 4], logits)?, ints([4], targets)?);
         ops::cross_entropy_backward(&logits, &targets, &saved, &CrossEntropyOptions::default(), 1.0)?
     };
+    cross_entropy_backward_scaled(logits, targets, row_max, row_sum, count, scale): {
+        let (row_max, row_sum) = (floats([4], row_max)?, floats([4], row_sum)?);
+        let saved = CrossEntropySaved { row_max, row_sum, count: ints([], count)? };
+        let (logits, targets) = (floats([4, 4], logits)?, ints([4], targets)?);
+        let options = CrossEntropyOptions::default();
+        ops::cross_entropy_backward_scaled(&logits, &targets, &saved, &options, &loss_scale(scale)?)?
+    };
     embedding(ids, table): ops::embedding(&ints([3], ids)?, &floats([4, 2], table)?)?;
     embedding_backward(dy, ids, table): {
         ops::embedding_backward(&floats([3, 2], dy)?, &ints([3], ids)?, &mut floats([4, 2], table)?, "table")?
@@ -169,6 +194,16 @@ calls! {
         let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), ScoreOptions::default());
         ops::attention_backward(&make(dy)?, &make(q)?, &make(k)?, &make(v)?, &make(o)?, &saved, &lengths, options)?
     };
+    attention_fp8(q, k, v, lengths): {
+        let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), ScoreOptions::default());
+        ops::attention_fp8(&heads(q)?, &heads(k)?, &heads(v)?, &lengths, options, DType::F32)?
+    };
+    attention_fp8_backward(dy, q, k, v, o, row_max, row_sum, lengths): {
+        let saved = AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum: floats([1, 1, 4], row_sum)? };
+        let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), ScoreOptions::default());
+        let ([dy, q, k, v], o) = ([heads(dy)?, heads(q)?, heads(k)?, heads(v)?], floats([1, 4, 1, 16], o)?);
+        ops::attention_fp8_backward(&dy, &q, &k, &v, &o, &saved, &lengths, options)?
+    };
     rope(x, table): {
         let table = ops::RopeTable::new(4, 4, 1e4, table)?;
         let y = ops::rope(&floats([1, 4, 1, 4], x)?, &table, 0)?;
@@ -178,6 +213,16 @@ calls! {
         let (mut param, grad) = (Tensor::zeros([4], DType::BF16, param)?, floats([4], grad)?);
         let (mut m, mut v, mut main) = (floats([4], m)?, floats([4], v)?, floats([4], main)?);
         ops::adamw(&mut param, &grad, &mut m, &mut v, Some(&mut main), &AdamWStep::default(), "w")?
+    };
+    adamw_many(a, b): {
+        let make = |device| floats([4], device);
+        let [(mut p, g, mut m, mut v), (mut p2, g2, mut m2, mut v2)] =
+            [(make(a)?, make(a)?, make(a)?, make(a)?), (make(b)?, make(b)?, make(b)?, make(b)?)];
+        let mut all = [("a", &mut p, &g, &mut m, &mut v), ("b", &mut p2, &g2, &mut m2, &mut v2)]
+            .map(|(name, param, main_grad, exp_avg, exp_avg_sq)| AdamWTensor {
+                name, param, main_grad, exp_avg, exp_avg_sq, main_param: None, slot: None,
+            });
+        ops::adamw_many(&mut all, &AdamWStep::default())?
     };
     adamw_groups(a, b, scale, amax, counters, factors): {
         let make = |device| floats([4, 4], device);
