@@ -1,7 +1,7 @@
 //! The parts that `mutate`, `mutate-codec` and `mutate-crates` have in common: the draw of a sample, the list of survivors with
 //! their reasons, trials of a changed file, and the tally.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -35,7 +35,7 @@ pub(crate) fn percent(part: usize, whole: usize) -> String {
 #[derive(Debug)]
 pub(crate) struct Survivors {
     file: String,
-    reasons: BTreeMap<String, String>,
+    mutants: BTreeSet<String>,
 }
 
 impl Survivors {
@@ -45,7 +45,7 @@ impl Survivors {
     }
 
     fn parse(file: &str, list: &str) -> Result<Self> {
-        let mut reasons = BTreeMap::new();
+        let mut mutants = BTreeSet::new();
         for (number, line) in
             (1..).zip(list.lines()).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
         {
@@ -53,26 +53,26 @@ impl Survivors {
             if reason.trim().is_empty() {
                 return Err(format!("{file}:{number}: no reason: MUTANT{REASON}REASON").into());
             }
-            if reasons.insert(mutant.to_owned(), reason.to_owned()).is_some() {
+            if !mutants.insert(mutant.to_owned()) {
                 return Err(format!("{file}:{number}: listed twice").into());
             }
         }
-        Ok(Self { file: file.to_owned(), reasons })
+        Ok(Self { file: file.to_owned(), mutants })
     }
 
     pub(crate) fn contains(&self, mutant: &str) -> bool {
-        self.reasons.contains_key(mutant)
+        self.mutants.contains(mutant)
     }
 
     /// Returns the mutants on the list.
     #[cfg(test)]
     pub(crate) fn mutants(&self) -> impl Iterator<Item = &str> {
-        self.reasons.keys().map(String::as_str)
+        self.mutants.iter().map(String::as_str)
     }
 
     /// Reports each line whose mutant is not among `all`, as a problem.
     pub(crate) fn expect_all_in(&self, all: &[String], tally: &mut Tally) {
-        for line in self.reasons.keys().filter(|line| !all.contains(line)) {
+        for line in self.mutants.iter().filter(|line| !all.contains(line)) {
             tally.problem(&format!("{}: this mutant no longer exists, remove its line: {line}", self.file));
         }
     }

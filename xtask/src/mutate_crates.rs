@@ -63,10 +63,10 @@ pub(crate) fn run(options: &MutateCrates) -> Result<ExitCode> {
         let tally = check(&copy, package, suites, options)?;
         if !options.list {
             println!("{package}: {}; {:.0} s", tally.line(), start.elapsed().as_secs_f64());
-            is_good &= is_passed(&tally);
-            if tally.problems == 0 && !is_passed(&tally) {
+            if !is_enough(&tally) {
                 println!("{package}: at least {BAR} % must be killed");
             }
+            is_good &= is_passed(&tally);
         }
     }
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -155,7 +155,12 @@ fn list(package: &str) -> String {
 
 /// Whether enough of the mutants are killed, and nothing else is wrong.
 fn is_passed(tally: &Tally) -> bool {
-    tally.problems == 0 && tally.killed * 100 >= tally.viable() * BAR
+    tally.problems == 0 && is_enough(tally)
+}
+
+/// Whether enough of the mutants that compile are killed.
+fn is_enough(tally: &Tally) -> bool {
+    tally.killed * 100 >= tally.viable() * BAR
 }
 
 impl From<&Verdict> for Outcome {

@@ -21,7 +21,7 @@ pub(super) fn broken(root: &Path) -> Result<Vec<String>> {
     for (path, page) in &pages {
         let name = path.strip_prefix(root)?.display();
         for (number, link) in &page.links {
-            if let Some(problem) = problem(path, link, &pages) {
+            if let Some(problem) = problem(root, path, link, &pages) {
                 broken.push(format!("{name}:{number}: link to {link}: {problem}"));
             }
         }
@@ -29,7 +29,7 @@ pub(super) fn broken(root: &Path) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-fn problem(from: &Path, link: &str, pages: &BTreeMap<PathBuf, Page>) -> Option<String> {
+fn problem(root: &Path, from: &Path, link: &str, pages: &BTreeMap<PathBuf, Page>) -> Option<String> {
     let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
     let file = match path {
         "" => from.to_path_buf(),
@@ -40,7 +40,10 @@ fn problem(from: &Path, link: &str, pages: &BTreeMap<PathBuf, Page>) -> Option<S
     };
     // Anchors of other files, such as lines of a source, are the host's.
     let page = pages.get(&file).filter(|_| !anchor.is_empty())?;
-    (!page.anchors.contains(anchor)).then(|| format!("no heading of {} has this anchor", file.display()))
+    (!page.anchors.contains(anchor)).then(|| {
+        let name = file.strip_prefix(root).unwrap_or(&file).display();
+        format!("no heading of {name} has this anchor")
+    })
 }
 
 /// The links and anchors of one file.
@@ -127,7 +130,11 @@ mod tests {
             .unwrap();
         let broken = broken(&root).unwrap();
         assert_eq!(broken.len(), 3, "{broken:?}");
-        assert!(broken[0].starts_with("README.md:1: link to #none: no heading of "), "{}", broken[0]);
+        assert!(
+            broken[0].starts_with("README.md:1: link to #none: no heading of README.md has"),
+            "{}",
+            broken[0]
+        );
         assert_eq!(broken[1], "docs/b.md:3: link to c.md: no such file");
         assert!(
             broken[2].starts_with("docs/b.md:3: link to ../README.md#top: no heading of "),
