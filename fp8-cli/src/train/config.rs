@@ -430,4 +430,21 @@ mod tests {
         assert_eq!(stopped.save, Some(PathBuf::from("target/train_gpt/checkpoint")));
         assert_eq!(stopped.stop_at, 3);
     }
+
+    #[test]
+    fn a_comparison_goes_on_until_both_trainings_are_at_the_last_step() {
+        let (options, _) = parse(["--stop-after", "6"]).unwrap();
+        let stop = |steps: [usize; 2]| {
+            let planned = |(run, step)| {
+                (run, Some(Checkpoint { dir: PathBuf::new(), step, metadata: Metadata::default() }))
+            };
+            let runs: Vec<PlannedRun> =
+                [Run::HighPrecision, Run::Fp8].into_iter().zip(steps).map(planned).collect();
+            stop_at(&options, 10, &runs).map_err(|failure| failure.to_string())
+        };
+        assert_eq!((stop([3, 3]), stop([6, 3])), (Ok(6), Ok(6)));
+        let nothing = "error: nothing is left to train: the checkpoint is at step";
+        assert_eq!(stop([6, 6]), Err(format!("{nothing} 6, and --stop-after is 6")));
+        assert_eq!(stop([7, 3]), Err(format!("{nothing} 7, and --stop-after is 6")));
+    }
 }

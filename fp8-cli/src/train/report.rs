@@ -322,3 +322,27 @@ fn rate_chart(outcomes: &[Outcome]) -> Chart {
     let line = Series { name, color: Color::Purple, points, style: Style::Normal };
     Chart::new("learning rate (no unit)", Scale::FromZero, vec![line])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::telemetry::Telemetry;
+    use crate::train::trainer::Run;
+    use crate::train::training::{End, Record};
+
+    #[test]
+    fn the_chart_of_differences_has_equal_losses_in_its_middle() {
+        let outcome = |run, loss| Outcome {
+            run,
+            records: vec![Record { step: 1, loss, ..Record::default() }],
+            telemetry: Telemetry::new(0),
+            advice: Vec::new(),
+            end: End::Complete,
+            held_out_loss: None,
+            memory: None,
+        };
+        let chart = difference_chart(&[outcome(Run::HighPrecision, 2.0), outcome(Run::Fp8, 1.5)]).unwrap();
+        assert_eq!((chart.limits, &*chart.series[0].points), (-25.0..25.0, &[(1.0, -25.0)][..]));
+        assert!(difference_chart(&[outcome(Run::HighPrecision, 2.0)]).is_none());
+    }
+}
