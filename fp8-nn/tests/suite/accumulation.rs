@@ -1,6 +1,6 @@
 //! The recipe chooses how each GEMM of a layer accumulates: the plans of the GPU's products say what reaches cuBLASLt.
 
-use crate::support::{linear, noise, off, step};
+use crate::every_device::support::{linear, noise, off, step};
 use fp8_nn::prelude::*;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};

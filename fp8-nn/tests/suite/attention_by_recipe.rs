@@ -1,6 +1,6 @@
 //! Attention in FP8 as an option of the recipe, in layers that leave it to the recipe: which slots are used, and where they show.
 
-use crate::support::{
+use crate::every_device::support::{
     bits, block_options, current, delayed, device, first_step, noise, off, parameter_bits, rng, short, step,
     train_block, with_noise,
 };
@@ -96,7 +96,9 @@ fn trained(options: Options, recipes: &[Recipe]) -> Scaling {
 
 #[test]
 fn slots_that_no_recipe_uses_show_nowhere() {
-    for recipe in [delayed(), current(), Recipe::from_name("block").unwrap(), crate::support::custom()] {
+    for recipe in
+        [delayed(), current(), Recipe::from_name("block").unwrap(), crate::every_device::support::custom()]
+    {
         let [left, without] = [LEFT, HIGH].map(|options| trained(options, std::slice::from_ref(&recipe)));
         assert!(left.state().unwrap() == without.state().unwrap(), "{recipe}: checkpoints");
         assert!(left.slot_reports().unwrap() == without.slot_reports().unwrap(), "{recipe}: reports");

@@ -2,9 +2,9 @@
 //!
 //! `FP8_TEST_COMBINATIONS` is the number of combinations (default: 300), `FP8_TEST_SEED` the first seed (default: 0).
 
+use crate::every_device::support::{device, rng, with_noise};
 use crate::options::{check, plain_model};
 use crate::oracle::Model;
-use crate::support::{device, rng, with_noise};
 use fp8_nn::prelude::*;
 use fp8_nn::rand::Rng;
 use rand_chacha::ChaCha8Rng;

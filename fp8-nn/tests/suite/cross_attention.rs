@@ -1,12 +1,12 @@
 //! Cross attention and a decoder's block against the oracle.
 
-use crate::decoder::{
+use crate::every_device::decoder::{
     BATCH, ENCODER_HIDDEN, HIDDEN, QUERIES, Results, cross_options, decoder, decoder_options, inputs,
     run_decoder,
 };
+use crate::every_device::support::{delayed, device, noise, off, relative_rms, rng, values, with_noise};
 use crate::options::{check_gradient, check_parameters, dot, norm, plain_model, weights, wide};
 use crate::oracle::{Model, Weights};
-use crate::support::{delayed, device, noise, off, relative_rms, rng, values, with_noise};
 use fp8_nn::prelude::*;
 
 /// One step in high precision against the oracle. Returns the output.

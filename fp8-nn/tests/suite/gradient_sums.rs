@@ -1,7 +1,7 @@
 //! Checks which gradients `all_reduce_gradients` sums: none twice over a group, and none that ranks computed with different
 //! scales.
 
-use crate::support::{
+use crate::every_device::support::{
     by_name, current, custom, delayed, device, error, gpt_options, ids, linear, noise, off, rng, short, step,
 };
 use fp8_nn::fp8_dist::local;
@@ -60,12 +60,12 @@ fn gradients_of_scopes_that_reduce_amaxes_without_a_group_are_refused() {
             (delayed(), of_one, Some(dp)),
         ] {
             let mut fc = with_gradients(&recipe, &options, group);
-            let before = crate::support::grads(&fc);
+            let before = crate::every_device::support::grads(&fc);
             let text = error(all_reduce_gradients(&mut fc, &**dp));
             let start = "all_reduce_gradients: the gradient of `fc.weight` was computed under recipe ";
             assert!(text.starts_with(start), "{text}");
             assert!(text.contains("Scaling::set_group") && text.contains("allow_scales_per_rank"), "{text}");
-            assert_eq!(crate::support::grads(&fc), before);
+            assert_eq!(crate::every_device::support::grads(&fc), before);
         }
         let text = error(all_reduce_gradients(&mut with_gradients(&delayed(), &on(), None), &**dp));
         assert_eq!(

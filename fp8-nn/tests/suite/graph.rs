@@ -1,7 +1,7 @@
 //! Steps recorded as one graph: the bits of steps that are queued one by one.
 
+use crate::every_device::support::*;
 use crate::graph_loss_scale::with_group;
-use crate::support::*;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;

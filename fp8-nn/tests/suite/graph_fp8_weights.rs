@@ -1,8 +1,8 @@
 //! Recorded steps of a model whose weights are stored in FP8: each replay reads the codes that the last one wrote.
 
-use crate::fp8_weights::Job;
-use crate::own_block::wrap;
-use crate::support::{bits, delayed, device, error, ids, parameter_bits};
+use crate::every_device::fp8_weights::Job;
+use crate::every_device::own_block::wrap;
+use crate::every_device::support::{bits, delayed, device, error, ids, parameter_bits};
 use fp8_nn::prelude::*;
 
 #[test]
@@ -36,7 +36,7 @@ fn replays_write_the_codes_in_place() {
         {
             panic!("nothing is left to store: {refused}");
         }
-        let mut plain = crate::support::gpt(1);
+        let mut plain = crate::every_device::support::gpt(1);
         let refused = error(device().capture(|| quantize_weights(&mut plain, &recipe).map(drop)));
         assert!(refused.contains("store weights in FP8 before a step is recorded"), "{refused}");
     }

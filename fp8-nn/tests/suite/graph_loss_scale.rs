@@ -1,6 +1,6 @@
 //! Recorded steps with a loss scaler: a replay whose gradients overflow skips the step and lowers the scale.
 
-use crate::support::*;
+use crate::every_device::support::*;
 use fp8_cuda_sim::{Control, library_path};
 use fp8_nn::fp8_dist::{Environment, nccl};
 use fp8_nn::prelude::*;

@@ -1,6 +1,6 @@
 //! The initial state of layers: the distribution of every parameter, the order in which weights are drawn, and seeds.
 
-use crate::support::{device, parameter_bits, rng, values};
+use crate::every_device::support::{device, parameter_bits, rng, values};
 use fp8_nn::prelude::*;
 use fp8_nn::rand::Rng;
 

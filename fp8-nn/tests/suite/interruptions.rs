@@ -3,7 +3,7 @@
 //! `FP8_TEST_SEQUENCES` is the number of sequences under each recipe (default: 20), `FP8_TEST_SEED` the first seed (default: 0).
 
 use crate::combinations::number;
-use crate::support::{
+use crate::every_device::support::{
     bits, by_name, custom, device, linear, noise, parameter_bits, rng, rows_by_name, short, unless_simulated,
 };
 use fp8_nn::fp8_recipe::{ArenaState, CustomAmax};

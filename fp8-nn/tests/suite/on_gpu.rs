@@ -1,4 +1,4 @@
-//! The same cases on a GPU, the simulated one unless told otherwise, and those of recorded steps.
+//! The cases of `every_device` on a GPU, the simulated one unless told otherwise, and those of recorded steps.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use fp8_cuda_sim::library_path;
@@ -6,50 +6,10 @@ use fp8_nn::fp8_kernels::CudaOptions;
 use fp8_nn::prelude::Device;
 
 mod accumulation;
-mod agreement;
-mod all_or_nothing;
-mod attention_fp8;
-mod by_name;
-mod cache_contents;
-mod checkpoint;
-mod checkpoint_files;
-mod counting;
-mod data_parallel;
-mod decoder;
-mod dropout;
-mod dtypes;
-mod fp8_mha;
-mod fp8_weights;
-mod frozen;
-mod fused;
-mod generation;
-mod golden;
-mod golden_options;
-mod gradients;
+mod every_device;
 mod graph;
 mod graph_fp8_weights;
 mod graph_loss_scale;
-mod llama;
-mod loss_scaler;
-mod modes;
-mod old_checkpoints;
-mod optimizer;
-mod override_slots;
-mod overrides;
-mod own_block;
-mod own_head;
-mod parameter_groups;
-mod partial_load;
-mod recompute;
-mod refusals;
-mod sample;
-mod saved;
-mod scopes;
-mod sequences;
-mod skipped_steps;
-mod sqnr;
-mod stack;
-mod support;
 mod training;
 
 /// The simulated GPU that was built beside this program, or, where `FP8_TEST_DEVICE` is `cuda`, this machine's.

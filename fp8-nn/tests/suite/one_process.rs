@@ -7,7 +7,7 @@
 
 #![expect(clippy::print_stdout, reason = "how a child answers")]
 
-use crate::support::{device, gpt, ids, off, short};
+use crate::every_device::support::{device, gpt, ids, off, short};
 use fp8_nn::fp8_dist::{Environment, local, tcp};
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;

@@ -1,9 +1,9 @@
 //! Each option of each layer changes the result to what the oracle computes in f64, and the gradients to its slopes.
 
-use crate::oracle::{self, Model, Weights};
-use crate::support::{
+use crate::every_device::support::{
     delayed, device, first_step, grads, ids, noise, off, relative_rms, rng, values, with_noise,
 };
+use crate::oracle::{self, Model, Weights};
 use fp8_nn::prelude::*;
 
 pub(crate) fn wide(values: &[f32]) -> Vec<f64> {

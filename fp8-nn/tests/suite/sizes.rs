@@ -1,6 +1,6 @@
 //! Layers of sizes that no memory holds: an error at once, no panic, no abort.
 
-use super::support::{device, rng};
+use crate::every_device::support::{device, rng};
 use fp8_nn::prelude::*;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! One batch with a huge, infinite or NaN value in the middle of a training: the training goes on, and soon its loss is that of a
 //! training without it.
 
-use crate::support::{block, device, linear, noise, recipes, values};
+use crate::every_device::support::{block, device, linear, noise, recipes, values};
 use fp8_nn::prelude::*;
 use std::ops::Range;
 

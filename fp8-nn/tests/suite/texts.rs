@@ -1,8 +1,8 @@
 //! Checks the error messages of layers, optimizers and checkpoints, word for word.
 
 #[cfg(feature = "cuda")]
-use crate::support::block_options;
-use crate::support::{delayed, device, error, in_dtype, linear, noise, rng, step};
+use crate::every_device::support::block_options;
+use crate::every_device::support::{delayed, device, error, in_dtype, linear, noise, rng, step};
 use fp8_nn::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! A training on the GPU against the same on the CPU.
 
-use crate::support::*;
+use crate::every_device::support::*;
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
 

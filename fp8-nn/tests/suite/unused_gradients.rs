@@ -1,6 +1,6 @@
 //! Checkpoints between the microbatches of a step, whose gradients they would not contain.
 
-use crate::support::{delayed, device, error, linear, noise, step};
+use crate::every_device::support::{delayed, device, error, linear, noise, step};
 use fp8_nn::checkpoint::SaveOptions;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! FP8 copies of weights and the scales they are made with, from step to step and from file to file.
 
-use crate::support::{bits, device, linear, noise, off, relative_rms, rng, short, step, values};
+use crate::every_device::support::{bits, device, linear, noise, off, relative_rms, rng, short, step, values};
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! Tests without a reduction of amaxes: the state that one recipe takes over from another, and a group of one rank.
 
-use crate::support::{Alone, forward, input, of_recipe, scaling, short, step};
+use crate::every_device::support::{Alone, forward, input, of_recipe, scaling, short, step};
 use fp8_recipe::fp8_kernels::Arena;
 use fp8_recipe::{
     AmaxGroup, AutocastOptions, DelayedScaling, Recipe, Result, ScalingState, StartsNew, StateReport,

@@ -1,37 +1,11 @@
-//! The same cases on a GPU, the simulated one unless told otherwise.
+//! The cases of `every_device` on a GPU, the simulated one unless told otherwise.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use fp8_cuda_sim::library_path;
 use fp8_recipe::fp8_kernels::{CudaAllocator, CudaOptions, Device};
 
-mod agreement;
-mod support;
-
-mod amax_rules;
-mod attention_slots;
-mod by_name;
-mod custom_recipes;
-mod dropped_slots;
-mod evaluation;
-mod golden;
-mod groups;
-mod models;
-mod new_recipes;
-mod options;
-mod powers_of_two;
-mod properties;
-mod quantizer;
+mod every_device;
 mod recorded;
-mod replay;
-mod report;
-mod scopes;
-mod state;
-mod state_report;
-mod te_rules;
-mod trace;
-mod update;
-mod user_functions;
-mod weights;
 
 /// The simulated GPU that was built beside this program, or, where `FP8_TEST_DEVICE` is `cuda`, this machine's.
 fn open() -> Device {

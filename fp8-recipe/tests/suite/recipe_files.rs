@@ -1,6 +1,6 @@
 //! Recipes from TOML files: every option of every recipe, and every mistake.
 
-use crate::support::message;
+use crate::every_device::support::message;
 use fp8_recipe::{
     AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Granularity, QParams, QParamsByRole, Recipe,
     ScalingFactorComputeAlgo,

@@ -1,6 +1,6 @@
 //! Steps that are recorded in a graph, which only a GPU does.
 
-use crate::support::{device, forward, grad, input, short, step, weight};
+use crate::every_device::support::{device, forward, grad, input, short, step, weight};
 use fp8_recipe::fp8_kernels::{Tensor, ops};
 use fp8_recipe::{
     AmaxComputeAlgo, CurrentScaling, CustomRecipe, DelayedScaling, GemmSlots, Recipe, Result, Scaling,

@@ -1,6 +1,6 @@
 //! Parameters of inputs, weights and gradients, and the accumulation of each GEMM.
 
-use crate::support::{device, grad, input, message, weight};
+use crate::every_device::support::{device, grad, input, message, weight};
 use fp8_recipe::fp8_kernels::ops::{self, Accumulation};
 use fp8_recipe::fp8_kernels::{Operand, Tensor};
 use fp8_recipe::{
@@ -133,7 +133,7 @@ fn blocks_have_no_fast_accumulation() {
 
 /// Returns the accumulation modes of layer `a` in a model of `a` and `b`. All passes must give the same ones.
 fn accumulation(recipe: &Recipe) -> GemmAccumulation {
-    let mut scaling = crate::support::scaling(&["a", "b"]);
+    let mut scaling = crate::every_device::support::scaling(&["a", "b"]);
     let cx = scaling.autocast(recipe).unwrap();
     let found = cx.accumulation(&input("a"));
     assert_eq!(cx.accumulation(&weight("a")), found);
@@ -215,7 +215,7 @@ fn a_gemm_is_judged_by_the_layouts_that_it_reads() {
         let default = CurrentScaling::default();
         let override_linear_precision = (true, false, true); // dgrad alone
         let default = CurrentScaling { override_linear_precision, ..default };
-        crate::support::scaling(&["a"]).explain(&Recipe::by_name(patterns, default)).map(drop)
+        crate::every_device::support::scaling(&["a"]).explain(&Recipe::by_name(patterns, default)).map(drop)
     };
     let gw_hp = Recipe::from(CurrentScaling::rowwise_gw_hp());
     let block = Recipe::from(BlockScaling::default());

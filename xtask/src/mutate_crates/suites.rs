@@ -73,6 +73,10 @@ pub(super) fn source(package: &str, target: &str, test: &str) -> PathBuf {
         other => other,
     };
     let tests: PathBuf = [package, "tests"].iter().collect();
+    let (folder, test) = match test.strip_prefix("every_device::") {
+        Some(test) => (format!("{folder}/every_device"), test),
+        None => (folder.to_owned(), test),
+    };
     match test.split_once("::") {
         Some((module, _)) => tests.join(folder).join(format!("{module}.rs")),
         None => tests,
@@ -99,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_test_is_in_the_file_of_its_module() {
-        let file = source("fp8-recipe", "suite_on_gpu", "scopes::nested::a_test");
+        let file = source("fp8-recipe", "suite_on_gpu", "every_device::scopes::nested::a_test");
         assert!(root().join(&file).is_file(), "{}", file.display());
         assert!(root().join(source("fp8-dist", "dist_over_tcp", "failures::a_test")).is_file());
         assert_eq!(source("fp8-cli", BIN, "train::job::tests::a_test"), PathBuf::from("fp8-cli/src"));

@@ -7,13 +7,16 @@ use crate::workspace::Result;
 
 const PAGE: &str = "docs/transformer-engine.md";
 const HEADING: &str = "## What is here";
-/// The folder of the file in `file::test`.
-const FOLDER: &str = "fp8-nn/tests/suite";
+/// The folders of the file in `file::test`.
+const FOLDERS: [&str; 2] = ["fp8-nn/tests/suite", "fp8-nn/tests/suite/every_device"];
 
 /// Returns an error for each test that the table names and the suite does not have.
 pub(super) fn missing(root: &Path) -> Result<Vec<String>> {
     let page = fs::read_to_string(root.join(PAGE))?;
-    let read = |file: &str| fs::read_to_string(root.join(FOLDER).join(format!("{file}.rs"))).ok();
+    let read = |file: &str| {
+        let paths = FOLDERS.map(|folder| root.join(folder).join(format!("{file}.rs")));
+        paths.iter().find_map(|path| fs::read_to_string(path).ok())
+    };
     Ok(in_text(&page, read))
 }
 
@@ -34,7 +37,7 @@ fn in_text(page: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
             continue;
         }
         if !read(file).is_some_and(|source| source.contains(&format!("fn {test}("))) {
-            errors.push(format!("{PAGE}: `{name}`: {FOLDER}/{file}.rs has no such test"));
+            errors.push(format!("{PAGE}: `{name}`: no {file}.rs below {} has such a test", FOLDERS[0]));
         }
     }
     errors
@@ -52,8 +55,8 @@ mod tests {
         assert_eq!(
             errors,
             [
-                "docs/transformer-engine.md: `suite::two`: fp8-nn/tests/suite/suite.rs has no such test",
-                "docs/transformer-engine.md: `gone::three`: fp8-nn/tests/suite/gone.rs has no such test"
+                "docs/transformer-engine.md: `suite::two`: no suite.rs below fp8-nn/tests/suite has such a test",
+                "docs/transformer-engine.md: `gone::three`: no gone.rs below fp8-nn/tests/suite has such a test"
             ]
         );
         assert_eq!(in_text("nothing", read), ["docs/transformer-engine.md: no tests below ## What is here"]);

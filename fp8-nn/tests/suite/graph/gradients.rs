@@ -1,7 +1,7 @@
 //! The notes about gradients that recorded steps and their replays make.
 
 use super::ranks::ranks;
-use crate::support::*;
+use crate::every_device::support::*;
 use fp8_nn::fp8_kernels::Graph;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;

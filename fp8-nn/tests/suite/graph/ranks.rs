@@ -1,7 +1,7 @@
 //! Recorded steps of several ranks.
 
 use super::{Group, Training, rate, recorded_beside};
-use crate::support::*;
+use crate::every_device::support::*;
 use fp8_cuda_sim::{Control, library_path};
 use fp8_nn::fp8_dist::{Environment, nccl};
 use fp8_nn::prelude::*;

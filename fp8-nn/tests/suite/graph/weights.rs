@@ -1,7 +1,7 @@
 //! Weights that no step changes, in recorded steps.
 
 use super::{Training, rate, read, recorded_beside};
-use crate::support::short;
+use crate::every_device::support::short;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 
