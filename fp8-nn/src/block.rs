@@ -1,10 +1,11 @@
 //! Blocks of a language model, the user's own among them.
 
 pub use crate::kv_cache::CachedLayer;
+use crate::module::kind_of;
 use crate::{DynModule, Error, Module, Result, SequenceInfo};
 use fp8_kernels::Tensor;
 use fp8_recipe::Forward;
-use std::any::{Any, type_name};
+use std::any::Any;
 
 /// A [`Module`] that can be a block of a [`Gpt`](crate::Gpt): it takes and returns `[batch, seq, hidden_size]`.
 ///
@@ -96,7 +97,7 @@ pub trait Block: Module + 'static {
     ) -> Result<Tensor> {
         if cache.is_some() && !self.is_positionwise() {
             return Err(Error::Option {
-                part: type_name::<Self>().to_owned(),
+                part: kind_of::<Self>().to_owned(),
                 option: "kv_cache",
                 value: "a cache".to_owned(),
                 remedy: "this block does not read one: implement Block::evaluate and Block::kv_heads"

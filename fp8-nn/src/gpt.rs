@@ -7,7 +7,7 @@ mod options;
 
 use crate::arguments::{Argument, Output};
 use crate::dropout::Rate;
-use crate::layer_norm::NormCore;
+use crate::layers::NormCore;
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
     AnySaved, DynBlock, Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions,

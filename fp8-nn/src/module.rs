@@ -112,7 +112,7 @@ pub trait Module: Layer {
         if info.is_plain() || self.is_positionwise() {
             self.forward(cx, x)
         } else {
-            Err(Error::SequenceInfo { layer: type_name::<Self>() })
+            Err(Error::SequenceInfo { layer: kind_of::<Self>() })
         }
     }
 
@@ -250,6 +250,18 @@ impl<L: Layer> Layer for Vec<L> {
     }
 }
 
+/// Returns the type of a layer as errors name it: without the private modules of this crate.
+pub(crate) fn kind_of<M: ?Sized>() -> &'static str {
+    public_name(type_name::<M>())
+}
+
+fn public_name(path: &'static str) -> &'static str {
+    match path.rsplit_once("::") {
+        Some((module, name)) if module.starts_with("fp8_nn::") && !path.contains('<') => name,
+        _ => path,
+    }
+}
+
 /// Implements [`Slots`](crate::fp8_recipe::Slots) and [`Layer`](crate::Layer) for a struct made of layers. It takes the
 /// fields that are layers, in the order in which parameters are visited, and behind `; skip` those that are not. A field that
 /// is not listed does not compile, so that no layer is forgotten and never trained.
@@ -306,4 +318,17 @@ macro_rules! composite {
             }
         };
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_named_as_users_know_them() {
+        assert_eq!(kind_of::<crate::Linear>(), "Linear");
+        for path in ["app::model::Linear", "Linear", "fp8_nn::stack::Boxed<app::Mlp>"] {
+            assert_eq!(public_name(path), path);
+        }
+    }
 }

@@ -1,22 +1,19 @@
 //! The items that a training program needs from this crate and the crates below it: `use fp8_nn::prelude::*`.
 //!
 //! They are the layers with their options, the optimizer and the functions over models, the recipes and scopes, devices and
-//! tensors. [`ops`] is a module, so its items keep the prefix, as in [`ops::norm`]. It does not contain the `Saved` types of
-//! layers: write `fp8_nn::LinearSaved`.
+//! tensors. [`ops`] is a module, so its items keep the prefix, as in [`ops::norm`]. The layers come with
+//! their options and their `Saved` types.
 //!
 //! The pages of items from other crates have examples that name those crates. If your program depends on `fp8-nn` alone, read
 //! `fp8_kernels` there as `fp8_nn::fp8_kernels`, and `fp8_format`, `fp8_recipe` and `fp8_dist` likewise.
 
 pub use crate::checkpoint;
+pub use crate::layers::*;
 pub use crate::{
-    AdamW, AdamWOptions, AttentionOptions, Block, CachedLayer, CosineSchedule, CrossAttention,
-    CrossAttentionOptions, DynBlock, DynModule, Embedding, EmbeddingOptions, Error, GenerateOptions,
-    Generation, Gpt, GptOptions, InitOptions, KvCache, Layer, LayerNorm, LayerNormLinear,
-    LayerNormLinearOptions, LayerNormMlp, LayerNormMlpOptions, Linear, LinearOptions, LossScaler,
-    LossScalerOptions, Module, MultiheadAttention, MultiheadAttentionOptions, NormLayerOptions, NormOptions,
-    Parameter, ParameterGroup, Recompute, RecomputeLevel, Result, RmsNorm, Scopes, SequenceInfo, Stack,
-    TransformerDecoderLayer, TransformerDecoderLayerOptions, TransformerLayer, TransformerLayerOptions,
-    agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm,
+    AdamW, AdamWOptions, AttentionOptions, Block, CachedLayer, CosineSchedule, DynBlock, DynModule, Error,
+    GenerateOptions, Generation, Gpt, GptOptions, InitOptions, KvCache, Layer, LossScaler, LossScalerOptions,
+    Module, NormOptions, Parameter, ParameterGroup, Recompute, RecomputeLevel, Result, Scopes, SequenceInfo,
+    Stack, agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm,
     composite, num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
 };
 pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};

@@ -1,9 +1,10 @@
 //! A stack of layers of any kind.
 
+use crate::module::kind_of;
 use crate::{Error, Layer, Module, Result, SequenceInfo, composite};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward};
-use std::any::{Any, type_name};
+use std::any::Any;
 
 /// The boxed `Saved` of a [`DynModule`].
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl<M: Module> DynModule for M {
         info: &SequenceInfo,
     ) -> Result<(Tensor, AnySaved)> {
         let (y, saved) = self.forward_with_info(cx, x, info)?;
-        Ok((y, AnySaved { saved: Box::new(saved), layer: type_name::<M>() }))
+        Ok((y, AnySaved { saved: Box::new(saved), layer: kind_of::<M>() }))
     }
 
     fn is_positionwise_dyn(&self) -> bool {
@@ -88,7 +89,7 @@ impl<M: Module> DynModule for M {
         saved: AnySaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        let (found, expected) = (saved.layer, type_name::<M>());
+        let (found, expected) = (saved.layer, kind_of::<M>());
         let saved = saved.saved.downcast().map_err(|_| Error::Saved { index, found, expected })?;
         self.backward(cx, *saved, dy)
     }

@@ -1,10 +1,10 @@
 //! Attention from one sequence to another.
 
+use super::attention::{Attention, AttentionPassed, Inputs, Place};
+use super::heads::Heads;
+use super::projection::{Projection, ProjectionSaved};
+use super::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::arguments::{Argument, Output};
-use crate::attention::{Attention, AttentionPassed, Inputs, Place};
-use crate::heads::Heads;
-use crate::projection::{Projection, ProjectionSaved};
-use crate::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::sequence_info::check_sequences;
 use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,

@@ -1,9 +1,9 @@
 //! A norm and a Linear in one layer.
 
+use super::layer_norm::NormCore;
+use super::linear::LinearCore;
 use crate::arguments::Output;
 use crate::fp8_output::in_high_precision;
-use crate::layer_norm::NormCore;
-use crate::linear::LinearCore;
 use crate::precision::{self, Entered};
 use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result, composite, init};
 use fp8_kernels::ops::{self, NormStats};

@@ -1,11 +1,11 @@
 //! A transformer block.
 
+use super::layer_norm::NormCore;
+use super::residual::{Residual, ResidualSaved};
 use crate::arguments::Output;
 use crate::dropout::Rate;
 use crate::kv_cache::CachedLayer;
-use crate::layer_norm::NormCore;
 use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
-use crate::residual::{Residual, ResidualSaved};
 use crate::{
     AttentionOptions, Block, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved,
     Module, MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions,

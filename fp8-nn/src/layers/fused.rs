@@ -1,8 +1,8 @@
 //! Linears whose input or `dy` is quantized by an operation of the caller, such as an activation or a norm.
 
+use super::linear::{Fused, LinearCore, Quantized, Ran};
 use crate::arguments::Argument;
 use crate::fp8_output::in_high_precision;
-use crate::linear::{Fused, LinearCore, Quantized, Ran};
 use crate::{Error, Linear, LinearSaved, Result, precision};
 use fp8_kernels::{DType, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName};

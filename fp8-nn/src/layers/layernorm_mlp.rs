@@ -1,8 +1,8 @@
 //! A norm and a feed-forward network in one layer.
 
+use super::linear::LinearCore;
 use crate::arguments::{Argument, Output};
 use crate::fp8_output::in_high_precision;
-use crate::linear::LinearCore;
 use crate::{
     Error, InitOptions, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
     LinearSaved, Module, NormOptions, Result, composite, init, precision,

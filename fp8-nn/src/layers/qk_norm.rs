@@ -1,6 +1,6 @@
 //! Norms of the heads of queries and keys.
 
-use crate::layer_norm::NormCore;
+use super::layer_norm::NormCore;
 use crate::{NormOptions, Parameter, Result, composite};
 use fp8_kernels::ops::NormStats;
 use fp8_kernels::{DType, Device, Tensor};

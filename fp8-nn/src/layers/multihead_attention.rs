@@ -1,11 +1,11 @@
 //! Self-attention with several heads.
 
+use super::attention::{Attention, AttentionPassed, Inputs, Place};
+use super::heads::Heads;
+use super::projection::{Projection, ProjectionSaved};
+use super::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::arguments::{Argument, Output};
-use crate::attention::{Attention, AttentionPassed, Inputs, Place};
-use crate::heads::Heads;
 use crate::kv_cache::CachedLayer;
-use crate::projection::{Projection, ProjectionSaved};
-use crate::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::{
     AttentionOptions, Block, Error, InitOptions, LayerNormLinear, Linear, LinearOptions, LinearSaved, Module,
     NormOptions, Parameter, Result, SequenceInfo, composite, init, parameters, precision,

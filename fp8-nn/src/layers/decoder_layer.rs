@@ -1,8 +1,8 @@
 //! A transformer block that also attends to an encoder's output.
 
+use super::residual::{Residual, ResidualSaved};
 use crate::arguments::Output;
 use crate::dropout::Rate;
-use crate::residual::{Residual, ResidualSaved};
 use crate::{
     AttentionOptions, CrossAttention, CrossAttentionOptions, CrossAttentionSaved, InitOptions, LayerNormMlp,
     LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention, MultiheadAttentionOptions,
