@@ -131,7 +131,7 @@ fn text(subject: &Subject, found: &Inspection) -> String {
         }
         _ => {}
     }
-    if let Some(note) = &subject.note {
+    for note in subject.note.iter().chain(&subject.only_in_original(found)) {
         let _ = writeln!(text, "{}", printable(note));
     }
     let heading =
@@ -185,6 +185,7 @@ fn json_text(subject: &Subject, found: &Inspection) -> String {
         "files": found.files,
         "bytes": found.bytes,
         "sqnr_db": finite(found.sqnr),
+        "missing": found.missing,
         "tensors": found.tensors.iter().map(tensor).collect::<Vec<_>>(),
     });
     format!("{value:#}\n")

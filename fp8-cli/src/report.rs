@@ -32,12 +32,14 @@ pub(crate) fn html(subject: &Subject, found: &Inspection) -> String {
 }
 
 fn heading(subject: &Subject, found: &Inspection) -> String {
-    let note = subject.note.iter().map(|note| format!("<p>{}.</p>\n", escape(&printable(note))));
+    let only = subject.only_in_original(found);
+    let notes = subject.note.iter().chain(&only);
+    let notes = notes.map(|note| format!("<p>{}.</p>\n", escape(&printable(note))));
     format!(
         "<header>\n<h1>{}</h1>\n<p>{}.</p>\n{}</header>\n",
         escape(&printable(&subject.path)),
         escape(&subject.summary(found)),
-        note.collect::<String>()
+        notes.collect::<String>()
     )
 }
 
@@ -234,7 +236,8 @@ mod tests {
             against: against.then(|| "original".into()),
         };
         let tensors = vec![tensor(0, sqnr(20.0)), tensor(1, sqnr(30.0))];
-        html(&subject, &Inspection { tensors, files: 1, bytes: 48, sqnr: sqnr(25.0) })
+        let missing = if against { vec!["<gone>.weight".into()] } else { Vec::new() };
+        html(&subject, &Inspection { tensors, missing, files: 1, bytes: 48, sqnr: sqnr(25.0) })
     }
 
     #[test]
@@ -256,6 +259,7 @@ mod tests {
             with.contains("class=\"s0\" title=\"layer 0: 20.00 dB\"")
                 && with.contains("class=\"s5\" title=\"layer 1")
         );
+        assert!(with.contains("<p>only original has &lt;gone&gt;.weight.</p>"));
         let without = page(false);
         assert!(!without.contains("SQNR by layer") && without.contains("--against"));
     }

@@ -35,6 +35,17 @@ impl Subject {
         }
         line
     }
+
+    /// Names the first tensors that only the original has, and counts the others.
+    pub(crate) fn only_in_original(&self, found: &Inspection) -> Option<String> {
+        const NAMED: usize = 5;
+        let against = self.against.as_ref().filter(|_| !found.missing.is_empty())?;
+        let mut names: Vec<String> = found.missing.iter().take(NAMED).map(|name| shortened(name)).collect();
+        if found.missing.len() > NAMED {
+            names.push(format!("and {} more", found.missing.len() - NAMED));
+        }
+        Some(format!("only {against} has {}", names.join(", ")))
+    }
 }
 
 /// Says that there is no FP8 weight whose error could be measured.

@@ -22,6 +22,8 @@ pub struct Inspection {
     /// The tensors, worst first: by SQNR if there is an original, else by the share of zero codes, then by name. The tensors
     /// with scales of FP8 weights are not listed.
     pub tensors: Vec<TensorInspection>,
+    /// The tensors that only the original has, by name, without its own scales. Empty without an original.
+    pub missing: Vec<String>,
     /// The number of files.
     pub files: usize,
     /// The bytes of all tensors, scales included.
@@ -197,18 +199,22 @@ fn info_of<'a>(weights: &'a Weights, name: &str) -> Result<&'a WeightInfo> {
     weights.info(name).ok_or_else(missing)
 }
 
+fn names_of_scales(folder: Option<&Folder>) -> BTreeSet<&str> {
+    folder
+        .iter()
+        .flat_map(|folder| folder.quantized.values())
+        .flat_map(|scales| [Some(scales.weight.as_str()), scales.input.as_deref()])
+        .flatten()
+        .collect()
+}
+
 fn measure(
     weights: &Weights,
     folder: Option<&Folder>,
     original: Option<&Folder>,
     monitor: &Monitor,
 ) -> Result<Inspection> {
-    let scales: BTreeSet<&str> = folder
-        .iter()
-        .flat_map(|folder| folder.quantized.values())
-        .flat_map(|scales| [Some(scales.weight.as_str()), scales.input.as_deref()])
-        .flatten()
-        .collect();
+    let scales = names_of_scales(folder);
     let names: Vec<&str> = weights.names().filter(|name| !scales.contains(name)).collect();
     let mut jobs = Vec::new();
     for (tensor, name) in names.iter().copied().enumerate() {
@@ -263,9 +269,13 @@ fn measure(
         let (a, b) = (worse(a), worse(b));
         a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
     });
+    let scales = names_of_scales(original);
+    let is_missing = |name: &&str| weights.info(name).is_none() && !scales.contains(name);
+    let missing = original.iter().flat_map(|original| original.weights.names()).filter(is_missing);
+    let missing = missing.map(str::to_owned).collect();
     let bytes = weights.names().filter_map(|name| weights.info(name)).map(|info| info.bytes).sum();
     let sqnr = original.filter(|_| all.elements > 0).map(|_| all.sqnr());
-    Ok(Inspection { tensors, files: weights.num_files(), bytes, sqnr })
+    Ok(Inspection { tensors, missing, files: weights.num_files(), bytes, sqnr })
 }
 
 fn tensor(

@@ -55,6 +55,7 @@ fn json_has_the_numbers() {
     );
     assert!(worst["sqnr_db"].as_f64().is_some_and(|sqnr| (20.0..40.0).contains(&sqnr)), "{worst}");
     assert_eq!(value["bytes"].as_u64(), Some(bytes as u64));
+    assert_eq!(value["missing"].as_array().map(Vec::len), Some(0));
     let last = value["tensors"].as_array().unwrap().last().unwrap();
     assert_eq!((last["exact"].as_bool(), last["sqnr_db"].as_f64()), (Some(true), None));
 

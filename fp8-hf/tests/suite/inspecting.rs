@@ -1,7 +1,8 @@
 //! Compares the numbers of `inspect` with sums that are computed the plain way.
 
-use crate::folders::{copy, golden, quantize, tensors, write};
+use crate::folders::{change, copy, golden, quantize, tensors, write};
 use fp8_hf::{Folder, Monitor, Scheme, Weights, inspect, inspect_weights};
+use serde_json::json;
 
 #[test]
 fn numbers_are_those_of_plain_sums() {
@@ -103,6 +104,29 @@ fn another_model_is_not_the_original() {
             && error.ends_with("so this is not its original"),
         "{error}"
     );
+}
+
+#[test]
+fn tensors_that_only_the_original_has_are_named() {
+    let place = tempfile::tempdir().unwrap();
+    let (original, fp8) = (place.path().join("model"), place.path().join("fp8"));
+    quantize(&golden().join("llama_mha"), &original, Scheme::Channel);
+    quantize(&golden().join("llama_mha"), &fp8, Scheme::Tensor);
+    let inspected = || {
+        let (original, fp8) = (Folder::open(&original).unwrap(), Folder::open(&fp8).unwrap());
+        inspect(&fp8, Some(&original), &Monitor::default()).unwrap()
+    };
+    assert!(inspected().missing.is_empty());
+    change(&fp8.join("config.json"), &json!({"num_hidden_layers": 2}));
+    let file = fp8.join("model.safetensors");
+    let mut tensors = crate::folders::read(&file);
+    tensors.retain(|name, _| !name.contains("layers.2."));
+    crate::folders::write(&file, &tensors);
+    let missing = inspected().missing;
+    // Not the scales that belong to weights of the original.
+    let weights = tensors.keys().filter(|name| name.contains("layers.0.") && !name.ends_with("_scale"));
+    assert_eq!(missing, weights.map(|name| name.replace("layers.0.", "layers.2.")).collect::<Vec<_>>());
+    assert_eq!(missing.len(), 9);
 }
 
 #[test]
