@@ -118,10 +118,10 @@ pub(crate) fn quoted(path: &Path) -> String {
 }
 
 /// Writes rows as columns: the first two to the left, the others to the right. The first row is the heading. Long cells are
-/// shortened.
+/// shortened, and what could control a terminal is removed.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| shortened(cell)).collect()).collect();
+        rows.iter().map(|row| row.iter().map(|cell| shortened(&printable(cell))).collect()).collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
