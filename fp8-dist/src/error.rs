@@ -107,6 +107,12 @@ pub enum Error {
         /// The supported types.
         expected: &'static str,
     },
+    /// A sum of i32 does not fit into i32. All ranks get this error, and the group remains usable.
+    #[error("{call}: a sum does not fit into i32: add smaller numbers, or in f32")]
+    Overflow {
+        /// The collective.
+        call: String,
+    },
     /// The root is not a rank of the group. All ranks get this error, and the group remains usable.
     #[error("{call}: root {root} is not a rank of this group: expected 0..{world_size}")]
     Root {

@@ -5,25 +5,30 @@ use crate::gather::exchange;
 use fp8_kernels::{Operand, Slot, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The operation that combines the values of all ranks, elementwise.
 ///
-/// Every backend computes f32. See the example of [`ProcessGroup`].
+/// f32, bf16 and f16 have all operations, i32 has `Sum` and `Max`. See the example of [`ProcessGroup`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
-    /// The sum. `local` and `tcp` add in rank order, `((rank 0 + rank 1) + rank 2) + …`; `nccl` in an order of its own. All ranks
-    /// of a group get the same bits.
+    /// The sum. `local` and `tcp` add in rank order, `((rank 0 + rank 1) + rank 2) + …`, in f32, and round the sum to the dtype
+    /// once. `nccl` adds in an order of its own, and may round 16-bit values after each addition. All ranks of a group get the
+    /// same bits. A sum of i32 that does not fit into i32 is an error.
     Sum,
+    /// The sum, as `Sum` computes it in f32, divided by the number of ranks before it is rounded. Not for i32.
+    Avg,
     /// The maximum. −0 is less than 0; NaN is greater than infinity, so it wins. (NCCL does not define the maximum of NaN.)
     Max,
 }
 
 impl ReduceOp {
-    /// Returns `sum` or `max`.
+    /// Returns `sum`, `avg` or `max`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
+            Self::Avg => "avg",
             Self::Max => "max",
         }
     }
@@ -82,11 +87,12 @@ pub trait ProcessGroup: AmaxGroup {
         0
     }
 
-    /// Combines `x` of all ranks elementwise and returns the result on every rank. `x` is f32 and has the same shape on all
-    /// ranks.
+    /// Combines `x` of all ranks elementwise and returns the result on every rank. `x` has the same shape and dtype on all
+    /// ranks: f32, bf16, f16, or i32, for which GPUs wait and the hosts add.
     ///
     /// # Errors
-    /// Another dtype; different shapes; any failure of the group.
+    /// A dtype that [`op`](ReduceOp) does not have; a sum of i32 that does not fit; different dtypes or shapes; any failure of the
+    /// group.
     fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor>;
 
     /// Like [`all_reduce`](Self::all_reduce), but stores the result in `x`, whose storage must not be shared. Use it for gradients.
@@ -103,10 +109,10 @@ pub trait ProcessGroup: AmaxGroup {
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor>;
 
     /// Combines `x` of all ranks elementwise, cuts the result into `world_size` equal parts along dimension 0 and returns part r on
-    /// rank r. `x` is f32 and has the same shape on all ranks.
+    /// rank r. `x` is as for [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
-    /// Dimension 0 is not a multiple of the world size; another dtype; different shapes; any failure of the group.
+    /// Dimension 0 is not a multiple of the world size; those of [`all_reduce`](Self::all_reduce).
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor>;
 
     /// Returns the `x` of rank `root` on every rank. The dtype is any. The other ranks pass a tensor of the same dtype and shape,
@@ -124,6 +130,43 @@ pub trait ProcessGroup: AmaxGroup {
     fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
         exchange::by_exchange(&|what, x| self.all_gather(what, x), what, shard, slot)
     }
+
+    /// Divides the group: the ranks that pass the same `color` form a group called `id`, in the order of `key`, and of this
+    /// group's ranks where keys are equal. A rank that passes `None` joins no group and gets `None`. Every rank of this group calls
+    /// it, with the same `id`.
+    ///
+    /// A new group is independent: it has this group's backend, device and deadline, and connections of its own. The end or the
+    /// failure of one group does not end another.
+    ///
+    /// ```
+    /// use fp8_dist::{Result, local};
+    /// use std::{thread, time::Duration};
+    ///
+    /// let run = |world: &dyn fp8_dist::ProcessGroup| -> Result<()> {
+    ///     let rank = world.rank();
+    ///     let pair = world.split("tp", Some(rank / 2), rank)?.expect("it has a color"); // 0 and 1, 2 and 3
+    ///     assert_eq!((pair.id(), pair.rank(), pair.world_size()), ("tp", rank % 2, 2));
+    ///     assert_eq!(pair.members(), [rank / 2 * 2, rank / 2 * 2 + 1]);
+    ///     pair.barrier()
+    /// };
+    /// thread::scope(|scope| {
+    ///     for world in local("world", 4, Duration::from_secs(10)).unwrap() {
+    ///         scope.spawn(move || run(&*world).unwrap());
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// A new group that cannot be formed; any failure of this group.
+    fn split(&self, id: &str, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn ProcessGroup>>>;
+
+    /// Forms the group of some ranks of this one, in the order of `ranks`, and returns it on these; on the others `None`. Every rank
+    /// of this group calls it, with the same `id` and `ranks`.
+    ///
+    /// # Errors
+    /// No rank, a number that is not a rank of this group, or one that occurs twice; other ranks than another rank passes; those of
+    /// [`split`](Self::split).
+    fn subgroup(&self, id: &str, ranks: &[usize]) -> Result<Option<Arc<dyn ProcessGroup>>>;
 
     /// Returns when all ranks have called it.
     ///

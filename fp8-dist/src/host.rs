@@ -9,6 +9,35 @@ pub(crate) fn copy(x: &Tensor) -> Result<Tensor> {
     concatenate(&[x], *x.shape(), &Device::cpu())
 }
 
+/// Copies elements `range` of `x`, in row-major order, to a tensor of `shape` on `device`.
+pub(crate) fn cut(x: &Tensor, range: Range<usize>, shape: Shape, device: &Device) -> Result<Tensor> {
+    fn part<T: Element>(x: &Tensor, range: Range<usize>, shape: Shape, device: &Device) -> Result<Tensor> {
+        let data = x.as_slice::<T>()?.get(range).unwrap_or_default().to_vec();
+        Ok(Tensor::from_vec(data, shape, device)?)
+    }
+    match x.dtype() {
+        DType::F32 => part::<f32>(x, range, shape, device),
+        DType::BF16 => part::<bf16>(x, range, shape, device),
+        DType::F16 => part::<f16>(x, range, shape, device),
+        DType::I32 => part::<i32>(x, range, shape, device),
+        DType::U8 => part::<u8>(x, range, shape, device),
+    }
+}
+
+/// Stores `result` in `x`, which has its shape and dtype and shares its storage with nothing. `name` is that of `x` in errors.
+pub(crate) fn store(result: &Tensor, x: &mut Tensor, name: &str) -> Result<()> {
+    fn values<T: Element>(result: &Tensor, x: &mut Tensor, name: &str) -> Result<()> {
+        Ok(x.write(result.as_slice::<T>()?, name)?)
+    }
+    match x.dtype() {
+        DType::F32 => values::<f32>(result, x, name),
+        DType::BF16 => values::<bf16>(result, x, name),
+        DType::F16 => values::<f16>(result, x, name),
+        DType::I32 => values::<i32>(result, x, name),
+        DType::U8 => values::<u8>(result, x, name),
+    }
+}
+
 /// Concatenates the elements of `parts`, which have the same dtype and together fill `shape`.
 pub(crate) fn concatenate(parts: &[&Tensor], shape: Shape, device: &Device) -> Result<Tensor> {
     match parts.first().map_or(DType::F32, |part| part.dtype()) {
@@ -31,28 +60,72 @@ fn join<T: Element>(parts: &[&Tensor], shape: Shape, device: &Device) -> Result<
     Ok(Tensor::from_vec(data, shape, device)?)
 }
 
-/// Stores elements `range` of the reduction over `parts`, which have the same shape, in `out`. Reduces in the order of the parts.
-pub(crate) fn reduce(out: &mut [f32], parts: &[&Tensor], range: Range<usize>, op: ReduceOp) -> Result<()> {
-    for (index, part) in parts.iter().enumerate() {
-        // Checked when the ranks compared their shapes.
-        let part = part.as_slice::<f32>()?.get(range.clone()).unwrap_or_default();
-        let pairs = out.iter_mut().zip(part);
-        match op {
-            // Not 0 + …, which would lose the sign of −0.
-            _ if index == 0 => pairs.for_each(|(out, &value)| *out = value),
-            ReduceOp::Sum => pairs.for_each(|(out, &value)| *out += value),
-            ReduceOp::Max => pairs.for_each(|(out, &value)| *out = max(*out, value)),
-        }
+/// A rank's elements in f32 while they are combined: a piece that stays in the cache.
+const PIECE: usize = 1 << 12;
+
+/// Returns the reduction over `parts`, which have one shape and dtype, in the order of the parts. `None` if the dtype does not have
+/// the operation, or a sum does not fit.
+pub(crate) fn reduce(parts: &[&Tensor], op: ReduceOp) -> Result<Option<Tensor>> {
+    let Some(first) = parts.first().filter(|first| is_reducible(first.dtype(), op)) else { return Ok(None) };
+    let shape = *first.shape();
+    match first.dtype() {
+        DType::F32 => floats::<f32>(parts, shape, op, |x| x, |x| x).map(Some),
+        DType::BF16 => floats(parts, shape, op, bf16::to_f32, bf16::from_f32).map(Some),
+        DType::F16 => floats(parts, shape, op, f16::to_f32, f16::from_f32).map(Some),
+        DType::I32 | DType::U8 => integers(parts, shape, op),
     }
-    Ok(())
 }
 
-/// Returns the reduction over f32 `parts` of one shape.
-pub(crate) fn reduce_all(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Result<Tensor> {
-    let mut out = vec![0.0; shape.numel()];
-    let range = 0..out.len();
-    reduce(&mut out, parts, range, op)?;
+/// Whether a dtype has an operation.
+pub(crate) const fn is_reducible(dtype: DType, op: ReduceOp) -> bool {
+    match (dtype, op) {
+        (DType::F32 | DType::BF16 | DType::F16, _) | (DType::I32, ReduceOp::Sum | ReduceOp::Max) => true,
+        (DType::I32, ReduceOp::Avg) | (DType::U8, _) => false,
+    }
+}
+
+fn floats<T: Element>(
+    parts: &[&Tensor],
+    shape: Shape,
+    op: ReduceOp,
+    widen: impl Fn(T) -> f32,
+    round: impl Fn(f32) -> T,
+) -> Result<Tensor> {
+    let slices = parts.iter().map(|part| part.as_slice::<T>()).collect::<fp8_kernels::Result<Vec<_>>>()?;
+    let ranks = parts.len() as f32;
+    let (mut out, mut piece) = (Vec::with_capacity(shape.numel()), [0.0; PIECE]);
+    for start in (0..shape.numel()).step_by(PIECE) {
+        let piece = &mut piece[..PIECE.min(shape.numel() - start)];
+        for (index, slice) in slices.iter().enumerate() {
+            // The shapes were checked when the ranks compared them.
+            let values = slice.get(start..).unwrap_or_default().iter().map(|&value| widen(value));
+            let pairs = piece.iter_mut().zip(values);
+            match op {
+                // Not 0 + …, which would lose the sign of −0.
+                _ if index == 0 => pairs.for_each(|(sum, value)| *sum = value),
+                ReduceOp::Sum | ReduceOp::Avg => pairs.for_each(|(sum, value)| *sum += value),
+                ReduceOp::Max => pairs.for_each(|(largest, value)| *largest = max(*largest, value)),
+            }
+        }
+        if op == ReduceOp::Avg {
+            piece.iter_mut().for_each(|sum| *sum /= ranks);
+        }
+        out.extend(piece.iter().map(|&value| round(value)));
+    }
     Ok(Tensor::from_vec(out, shape, &Device::cpu())?)
+}
+
+fn integers(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Result<Option<Tensor>> {
+    let slices = parts.iter().map(|part| part.as_slice::<i32>()).collect::<fp8_kernels::Result<Vec<_>>>()?;
+    let combined = (0..shape.numel()).map(|index| {
+        let values = slices.iter().filter_map(|slice| slice.get(index)).copied();
+        match op {
+            ReduceOp::Max => values.max(),
+            _ => i32::try_from(values.map(i64::from).sum::<i64>()).ok(),
+        }
+    });
+    let Some(combined) = combined.collect::<Option<Vec<i32>>>() else { return Ok(None) };
+    Ok(Some(Tensor::from_vec(combined, shape, &Device::cpu())?))
 }
 
 /// Returns the maximum as a staging cell computes it: of values ≥ 0 and −1 ("did not run"), the one with the larger bits.

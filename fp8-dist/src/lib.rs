@@ -5,9 +5,11 @@
 #![deny(unsafe_code)]
 
 mod agreement;
+mod division;
 mod environment;
 mod error;
 mod events;
+mod exchange;
 mod gather;
 mod group;
 mod host;

@@ -1,9 +1,13 @@
 //! Groups whose ranks are threads of one process.
 
+use crate::division::{Divide, Division, End, Ranks};
+use crate::exchange::Exchange;
 use crate::meeting::{Meeting, Seat};
 use crate::member::Member;
 use crate::{Error, ProcessGroup, Result};
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Creates a group whose ranks are threads of this process, and returns one handle per rank, in rank order.
@@ -28,10 +32,82 @@ use std::time::Duration;
 /// A world size or a deadline of 0.
 pub fn local(id: &str, world_size: usize, deadline: Duration) -> Result<Vec<Arc<dyn ProcessGroup>>> {
     check_options(id, world_size, deadline)?;
-    let meeting = Meeting::new(id, world_size, deadline, |_| false);
     tracing::info!(group = id, world_size, "group formed");
-    let seat = |rank| Seat::new(id, rank, world_size, meeting.clone());
-    Ok((0..world_size).map(|rank| Arc::new(Member::new(seat(rank))) as Arc<dyn ProcessGroup>).collect())
+    let threads = Threads::new(id, world_size, deadline);
+    Ok((0..world_size)
+        .map(|rank| Arc::new(Member::new(threads.end(rank))) as Arc<dyn ProcessGroup>)
+        .collect())
+}
+
+/// The ranks of a group, all in this process.
+#[derive(Debug)]
+struct Threads {
+    id: String,
+    world_size: usize,
+    deadline: Duration,
+    meeting: Arc<Meeting>,
+    /// New groups of some of the ranks, as long as ranks are missing in them.
+    forming: Mutex<Vec<Forming>>,
+}
+
+/// A group that the first of its ranks to come has created.
+#[derive(Debug)]
+struct Forming {
+    /// The number of the division, which all ranks count alike, and the group's first rank.
+    key: (u64, usize),
+    threads: Arc<Threads>,
+    missing: usize,
+}
+
+/// A rank's way to divide its group.
+#[derive(Debug)]
+struct Divider {
+    threads: Arc<Threads>,
+    /// The number of times that the rank has divided the group.
+    divisions: AtomicU64,
+}
+
+impl Threads {
+    fn new(id: &str, world_size: usize, deadline: Duration) -> Arc<Self> {
+        let meeting = Meeting::new(id, world_size, deadline, |_| false);
+        Arc::new(Self { id: id.to_owned(), world_size, deadline, meeting, forming: Mutex::default() })
+    }
+
+    fn end(self: &Arc<Self>, rank: usize) -> End {
+        let seat = Seat::new(&self.id, rank, self.world_size, self.meeting.clone());
+        let divider = Divider { threads: self.clone(), divisions: AtomicU64::new(0) };
+        End { exchange: Box::new(seat), divide: Box::new(divider) }
+    }
+
+    /// Returns the new group of `ranks`.
+    fn group(&self, id: &str, division: u64, ranks: &[usize]) -> Arc<Self> {
+        let key = (division, ranks.first().copied().unwrap_or_default());
+        let mut forming = self.forming.lock();
+        let mut group = match forming.iter().position(|group| group.key == key) {
+            Some(index) => forming.swap_remove(index),
+            None => {
+                let threads = Self::new(id, ranks.len(), self.deadline);
+                Forming { key, threads, missing: ranks.len() }
+            }
+        };
+        let threads = group.threads.clone();
+        group.missing -= 1;
+        if group.missing > 0 {
+            forming.push(group);
+        }
+        threads
+    }
+}
+
+impl Divide for Divider {
+    fn divide(&self, exchange: &dyn Exchange, division: &Division<'_>) -> Result<Option<(End, Ranks)>> {
+        let number = self.divisions.fetch_add(1, Relaxed);
+        let place = division.agree(exchange, &division.request(None, [0; 16]))?;
+        Ok(place.map(|place| {
+            let group = self.threads.group(division.id, number, &place.ranks);
+            (group.end(place.rank), place.ranks)
+        }))
+    }
 }
 
 /// Checks the options that all backends share.

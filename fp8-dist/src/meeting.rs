@@ -5,7 +5,7 @@
 //! only when all ranks have arrived, and a rank cannot start the next one before it has emptied its mailbox. A completed exchange
 //! succeeds on all ranks, even if the group fails before the slowest rank reads its mailbox.
 
-use crate::member::Exchange;
+use crate::exchange::Exchange;
 use crate::message::Message;
 use crate::{Error, Failure, Result, events, reduction};
 use parking_lot::{Condvar, Mutex};

@@ -3,50 +3,30 @@
 //! Arguments such as the root or the dtype are checked after the exchange. They are known to be equal on all ranks then, so all
 //! ranks return the same error.
 
+use crate::division::{self, Divide, Division, End};
+use crate::exchange::Exchange;
 use crate::group::next_handle_number;
-use crate::message::{Message, Operation, Part};
-use crate::{Error, Failure, ProcessGroup, ReduceOp, Result, StateDigest, agreement, host};
+use crate::message::{Message, Operation, Part, call_of};
+use crate::{Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement, host};
 use fp8_kernels::{Arena, DType, Device, Shape, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A way to exchange messages with the other ranks.
-pub(crate) trait Exchange: Debug + Send + Sync {
-    fn id(&self) -> &str;
-
-    fn rank(&self) -> usize;
-
-    fn world_size(&self) -> usize;
-
-    /// Sends `message` and returns the messages of all ranks, in rank order, once they have been compared.
-    fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>>;
-
-    /// Ends the group for all ranks. The first failure is the one that counts.
-    fn fail(&self, failure: Failure);
-
-    /// Returns why the group has failed, as far as this rank knows.
-    fn failure(&self) -> Option<Failure>;
-
-    /// Returns the ranks that have left, as far as this rank knows. For collectives that do not exchange messages.
-    #[cfg(feature = "cuda")]
-    fn left(&self) -> Vec<usize>;
-
-    fn poison(&self, reason: &str) {
-        self.fail(Failure::GaveUp { rank: self.rank(), reason: reason.to_owned() });
-    }
-}
-
 /// A rank, over some way to exchange messages.
 #[derive(Debug)]
-pub(crate) struct Member<T> {
-    exchange: T,
+pub(crate) struct Member {
+    exchange: Box<dyn Exchange>,
+    divide: Box<dyn Divide>,
+    members: Vec<usize>,
     number: u64,
 }
 
-impl<T: Exchange> Member<T> {
-    pub(crate) fn new(exchange: T) -> Self {
-        Self { exchange, number: next_handle_number() }
+impl Member {
+    /// A rank of a job's first group.
+    pub(crate) fn new(End { exchange, divide }: End) -> Self {
+        let members = (0..exchange.world_size()).collect();
+        Self { exchange, divide, members, number: next_handle_number() }
     }
 
     /// If an operation of this rank alone fails, tells the other ranks, which would wait for it otherwise.
@@ -59,18 +39,30 @@ impl<T: Exchange> Member<T> {
         self.exchange.exchange(Message::new(operation, what).with(part))
     }
 
+    fn divided(&self, division: &Division<'_>) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        let divided = self.divide.divide(&*self.exchange, division)?;
+        Ok(divided.map(|(end, ranks)| {
+            let members = division::of(&self.members, &ranks);
+            Arc::new(Self { members, ..Self::new(end) }) as Arc<dyn ProcessGroup>
+        }))
+    }
+
     fn shape_error(&self, all: &[Message], shape: Shape, remedy: &'static str) -> Error {
         Error::Shape { call: call_of(all), shape, world_size: self.exchange.world_size(), remedy }
     }
 }
 
-impl<T: Exchange> AmaxGroup for Member<T> {
+impl AmaxGroup for Member {
     fn id(&self) -> &str {
         self.exchange.id()
     }
 
     fn world_size(&self) -> usize {
         self.exchange.world_size()
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.members.clone()
     }
 
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
@@ -99,7 +91,7 @@ impl<T: Exchange> AmaxGroup for Member<T> {
     }
 }
 
-impl<T: Exchange> ProcessGroup for Member<T> {
+impl ProcessGroup for Member {
     fn rank(&self) -> usize {
         self.exchange.rank()
     }
@@ -110,24 +102,16 @@ impl<T: Exchange> ProcessGroup for Member<T> {
 
     fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
         let all = self.call(Operation::AllReduce(op), what, x)?;
-        expect_f32(&all, x)?;
-        let mut out = vec![0.0; x.numel()];
-        host::reduce(&mut out, &data(&all), 0..x.numel(), op)?;
-        Ok(Tensor::from_vec(out, *x.shape(), x.device())?)
+        let result = reduced(&all, x.dtype(), op)?;
+        host::cut(result, 0..x.numel(), *x.shape(), x.device())
     }
 
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
         // Checked before the exchange: if this rank fails, the others must not compute the sum.
         self.own(expect_own(x, what))?;
         let all = self.call(Operation::AllReduce(op), what, x)?;
-        expect_f32(&all, x)?;
-        let range = 0..x.numel();
-        if let Ok(out) = x.as_mut_slice(what) {
-            return host::reduce(out, &data(&all), range, op);
-        }
-        let mut out = vec![0.0; x.numel()];
-        host::reduce(&mut out, &data(&all), range, op)?;
-        self.own(x.write(&out, what).map_err(Error::from))
+        let result = reduced(&all, x.dtype(), op)?;
+        self.own(host::store(result, x, what))
     }
 
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
@@ -142,18 +126,15 @@ impl<T: Exchange> ProcessGroup for Member<T> {
 
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
         let all = self.call(Operation::ReduceScatter(op), what, x)?;
-        expect_f32(&all, x)?;
+        let result = reduced(&all, x.dtype(), op)?;
         let (mut dims, parts) = (x.shape().to_vec(), self.exchange.world_size());
         let uneven =
             || self.shape_error(&all, *x.shape(), "dimension 0 must be a multiple of the world size");
         let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(parts)).ok_or_else(uneven)?;
         *rows /= parts;
         let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
-        let mut out = vec![0.0; shape.numel()];
-        let start = self.exchange.rank() * out.len();
-        let range = start..start + out.len();
-        host::reduce(&mut out, &data(&all), range, op)?;
-        Ok(Tensor::from_vec(out, shape, x.device())?)
+        let start = self.exchange.rank() * shape.numel();
+        host::cut(result, start..start + shape.numel(), shape, x.device())
     }
 
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
@@ -164,6 +145,14 @@ impl<T: Exchange> ProcessGroup for Member<T> {
             return Err(Error::Root { call: call_of(&all), root, world_size: self.exchange.world_size() });
         }
         host::concatenate(&data(&all), *x.shape(), x.device()) // only the root brought data
+    }
+
+    fn split(&self, id: &str, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        self.divided(&Division::of_color(id, color, key))
+    }
+
+    fn subgroup(&self, id: &str, ranks: &[usize]) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        self.divided(&Division::of_ranks(id, ranks, self.rank(), self.world_size())?)
     }
 
     fn barrier(&self) -> Result<()> {
@@ -184,14 +173,21 @@ fn data(all: &[Message]) -> Vec<&Tensor> {
     all.iter().filter_map(|message| message.part.as_ref()?.data.as_ref()).collect()
 }
 
-/// Returns the call, which is equal on all ranks.
-fn call_of(all: &[Message]) -> String {
-    all.first().map(|message| message.call.to_string()).unwrap_or_default()
+/// Returns the result of a reduction, or why there is none, which all ranks find alike.
+pub(crate) fn reduced(all: &[Message], dtype: DType, op: ReduceOp) -> Result<&Tensor> {
+    let mut parts = all.iter().filter_map(|message| message.part.as_ref()?.data.as_ref());
+    match (parts.next(), parts.next()) {
+        _ if !host::is_reducible(dtype, op) => Err(not_reducible(&call_of(all), dtype, op)),
+        (Some(result), None) => Ok(result),
+        _ => Err(Error::Overflow { call: call_of(all) }),
+    }
 }
 
-fn expect_f32(all: &[Message], x: &Tensor) -> Result<()> {
-    match x.dtype() {
-        DType::F32 => Ok(()),
-        found => Err(Error::DType { call: call_of(all), found, expected: "f32" }),
-    }
+/// The error for a dtype that does not have an operation.
+pub(crate) fn not_reducible(call: &str, found: DType, op: ReduceOp) -> Error {
+    let expected = match op {
+        ReduceOp::Avg => "f32, bf16 or f16",
+        ReduceOp::Sum | ReduceOp::Max => "f32, bf16, f16 or i32",
+    };
+    Error::DType { call: call.to_owned(), found, expected }
 }

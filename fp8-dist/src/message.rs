@@ -15,6 +15,7 @@ pub(crate) enum Operation {
     ReduceScatter(ReduceOp),
     Broadcast { root: usize },
     Barrier,
+    Split,
 }
 
 /// A collective and the name it was called with.
@@ -35,6 +36,7 @@ impl fmt::Display for Call {
             Operation::ReduceScatter(op) => write!(f, "reduce_scatter({op})"),
             Operation::Broadcast { root } => write!(f, "broadcast(from rank {root})"),
             Operation::Barrier => return write!(f, "barrier"),
+            Operation::Split => write!(f, "split into"),
         }?;
         write!(f, " `{}`", self.what)
     }
@@ -116,10 +118,16 @@ impl Message {
         }
         let shapes = || parts.map(|part| part.shape.to_string());
         match self.call.operation {
+            Operation::Split => None,
             Operation::AllGather if theirs.shape.get(1..) == ours.shape.get(1..) => None,
             Operation::AllGather => disagree("the shape, dimension 0 aside,", shapes()),
             _ if theirs.shape == ours.shape => None,
             _ => disagree("the shape", shapes()),
         }
     }
+}
+
+/// Returns the call, which is equal on all ranks.
+pub(crate) fn call_of(all: &[Message]) -> String {
+    all.first().map(|message| message.call.to_string()).unwrap_or_default()
 }

@@ -45,8 +45,10 @@ use crate::timed::Until;
 use crate::{Environment, Error, Result};
 use hello::Hello;
 use meeting::Meeting;
+pub(crate) use proof::random;
 use protocol::MAX_TEXT;
-use std::net::TcpStream;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// The connections of a complete group.
@@ -59,6 +61,16 @@ pub(crate) enum Met {
 }
 
 impl Met {
+    /// Returns this machine's address in the network that connects the group; a loopback address for a group of one.
+    pub(crate) fn ip(&self) -> io::Result<IpAddr> {
+        let stream = match self {
+            Self::Host(guests) => guests.first(),
+            Self::Guest(host) => Some(host),
+        };
+        let ip = stream.map(|stream| stream.local_addr().map(|address| address.ip().to_canonical()));
+        ip.unwrap_or(Ok(Ipv4Addr::LOCALHOST.into()))
+    }
+
     /// Returns the port on which rank 0 has listened; `None` for a group of one.
     pub(crate) fn port(&self) -> Option<u16> {
         let address = match self {
@@ -69,8 +81,13 @@ impl Met {
     }
 }
 
-/// Connects the ranks of group `id`.
-pub(crate) fn meet(id: &str, environment: &Environment, deadline: Duration) -> Result<Met> {
+/// Connects the ranks of group `id`. Rank 0 waits for the others at `listener`, if it has one already.
+pub(crate) fn meet(
+    id: &str,
+    environment: &Environment,
+    listener: Option<TcpListener>,
+    deadline: Duration,
+) -> Result<Met> {
     environment.check()?;
     if id.len() > MAX_TEXT {
         let remedy = "expected at most 4096 bytes";
@@ -81,7 +98,7 @@ pub(crate) fn meet(id: &str, environment: &Environment, deadline: Duration) -> R
         return Err(Error::Environment { name: environment.run_id_variable, value, remedy });
     }
     let until = Until::after(deadline);
-    let attempt = proof::random().map_err(|source| {
+    let attempt = random().map_err(|source| {
         let what = "asking the system for random bytes".to_owned();
         Error::Network { id: id.to_owned(), what, source }
     })?;
@@ -89,7 +106,7 @@ pub(crate) fn meet(id: &str, environment: &Environment, deadline: Duration) -> R
     let meeting = Meeting { id, environment, deadline, until, own };
     match environment.rank {
         0 if environment.world_size == 1 => Ok(Met::Host(Vec::new())),
-        0 => host::host(&meeting).map(Met::Host),
+        0 => host::host(&meeting, listener).map(Met::Host),
         _ => guest::guest(&meeting).map(Met::Guest),
     }
 }

@@ -9,18 +9,12 @@
 
 mod connection;
 mod guest;
+mod host;
+mod network;
 
-use crate::local::check_options;
-use crate::meeting::{Meeting, News, Seat};
 use crate::member::Member;
-use crate::rendezvous::{self, Met};
-use crate::timed::{Timed, Until, is_late};
-use crate::wire::{self, Frame};
-use crate::{Environment, Error, Failure, ProcessGroup, Result};
-use connection::{GOODBYE, closed, prepare, spawn};
-pub(crate) use guest::Guest;
-use std::io::{self, BufReader, BufWriter};
-use std::net::{Shutdown, TcpStream};
+use crate::{Environment, ProcessGroup, Result};
+pub(crate) use network::connect;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,145 +51,24 @@ use std::time::Duration;
 /// A deadline of 0; an invalid environment; no free port. On every rank: a rank that does not join within the deadline, or joins
 /// with another world size, id, version or token; another job with the same settings.
 pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Arc<dyn ProcessGroup>> {
-    Ok(match connect(id, environment, deadline)? {
-        Connected::Host(host) => Arc::new(Member::new(host)),
-        Connected::Guest(guest) => Arc::new(Member::new(guest)),
-    })
-}
-
-/// This process's end of a group.
-pub(crate) enum Connected {
-    Host(Seat),
-    Guest(Guest),
-}
-
-pub(crate) fn connect(id: &str, environment: &Environment, deadline: Duration) -> Result<Connected> {
-    check_options(id, environment.world_size, deadline)?;
-    let network =
-        |source| Error::Network { id: id.to_owned(), what: "using a connection".to_owned(), source };
-    let met = rendezvous::meet(id, environment, deadline)?;
-    let Environment { rank, world_size, master_addr, .. } = environment;
-    let port = met.port().unwrap_or(environment.master_port);
-    tracing::info!(group = id, rank, world_size, address = %format_args!("{master_addr}:{port}"), "group formed");
-    match met {
-        Met::Host(guests) => host(id, guests, deadline).map(Connected::Host).map_err(network),
-        Met::Guest(stream) => {
-            Guest::new(id, environment, deadline, stream).map(Connected::Guest).map_err(network)
-        }
-    }
-}
-
-/// Creates rank 0's seat and the threads that serve the other ranks.
-fn host(id: &str, guests: Vec<TcpStream>, deadline: Duration) -> io::Result<Seat> {
-    seat_all(id, guests, deadline, employ)
-}
-
-/// Like [`host`], with `employ` to start the threads of a rank. If that fails, all ranks are told: those that have threads by
-/// them, the others directly.
-fn seat_all(
-    id: &str,
-    guests: Vec<TcpStream>,
-    deadline: Duration,
-    employ: impl Fn(&Arc<Meeting>, usize, &TcpStream, Duration) -> io::Result<()>,
-) -> io::Result<Seat> {
-    let world_size = guests.len() + 1;
-    let meeting = Meeting::new(id, world_size, deadline, |rank| rank > 0);
-    for (rank, stream) in (1..).zip(&guests) {
-        if let Err(error) = employ(&meeting, rank, stream, deadline) {
-            let reason = format!("it cannot use its connection to rank {rank}: {error}");
-            let failure = Failure::GaveUp { rank: 0, reason };
-            meeting.fail(failure.clone());
-            let until = Until::after(GOODBYE.min(deadline));
-            for (rank, stream) in (1..).zip(guests).skip(rank - 1) {
-                meeting.unlink(rank);
-                let mut stream = Timed::new(stream, until);
-                let _ = wire::send(&mut stream, &Frame::Fail(failure.clone()));
-                let _ = stream.stream.shutdown(Shutdown::Write);
-            }
-            meeting.flush(deadline.min(Duration::from_secs(5)));
-            return Err(error);
-        }
-    }
-    Ok(Seat::new(id, 0, world_size, meeting))
-}
-
-fn employ(meeting: &Arc<Meeting>, rank: usize, stream: &TcpStream, deadline: Duration) -> io::Result<()> {
-    prepare(stream)?;
-    let (incoming, outgoing) = (stream.try_clone()?, stream.try_clone()?);
-    let (table, news) = (meeting.clone(), meeting.clone());
-    spawn("fp8-dist from", rank, move || bring_in(&table, rank, incoming))?;
-    spawn("fp8-dist to", rank, move || carry_out(&news, rank, outgoing, deadline))
-}
-
-/// Passes the messages of a rank to the meeting until the rank leaves.
-fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
-    let mut stream = BufReader::new(stream);
-    loop {
-        let reason = match wire::receive(&mut stream) {
-            Ok(Frame::Bring(message)) => match meeting.bring(rank, message) {
-                // If the group has failed, the answer to this message is the failure.
-                Ok(true) | Err(_) => continue,
-                Ok(false) => "it sent two messages for one exchange".to_owned(),
-            },
-            Ok(Frame::Fail(failure)) => {
-                meeting.fail(failure);
-                continue;
-            }
-            Ok(Frame::Left(_)) => {
-                meeting.leave(rank);
-                break;
-            }
-            Ok(Frame::Complete(_) | Frame::Welcome) => "it sent what only rank 0 sends".to_owned(),
-            Err(error) => closed(&error),
-        };
-        meeting.fail(Failure::Lost { rank, reason });
-        break;
-    }
-    // Stop reading, so that what the rank may still send fills no buffer.
-    let _ = stream.get_ref().shutdown(Shutdown::Read);
-    meeting.unlink(rank);
-}
-
-/// Sends a rank its news until there is nothing more to send. Each piece of news has the deadline.
-fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Duration) {
-    let mut out = BufWriter::with_capacity(1 << 16, Timed::new(stream, Until::after(deadline)));
-    loop {
-        let news = meeting.news(rank);
-        out.get_mut().until = Until::after(deadline);
-        let sent = match news {
-            News::Complete(all) => wire::send_all(&mut out, &all),
-            News::Failed(failure) => wire::send(&mut out, &Frame::Fail(failure)),
-            News::Left(ranks) => wire::send(&mut out, &Frame::Left(ranks)),
-            News::End => break,
-        };
-        meeting.delivered(rank);
-        if let Err(error) = sent {
-            if is_late(&error) {
-                meeting.fail(Failure::Deadline { missing: vec![rank], waited: deadline });
-                // The rank may never read what it was sent, and so never see the failure.
-                let _ = out.get_ref().stream.shutdown(Shutdown::Both);
-            }
-            // The connection is closed. Whether the rank has left or is lost follows from what it sent last, which the other
-            // thread reads.
-            let _ = out.get_ref().stream.shutdown(Shutdown::Write);
-            meeting.unlink(rank);
-            break;
-        }
-    }
+    Ok(Arc::new(Member::new(connect(id, environment, None, deadline)?)))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::ReduceOp;
-    use crate::member::Exchange;
+    use super::connection::closed;
+    use super::guest::Guest;
+    use super::host::{employ, host, seat_all};
+    use crate::exchange::Exchange;
     use crate::message::{Message, Operation, Part};
+    use crate::wire::{self, Frame};
+    use crate::{Environment, Failure, ReduceOp};
     use fp8_kernels::{DType, Device, Tensor};
     use socket2::SockRef;
-    use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::io::{self, Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::thread;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     const SHORT: Duration = Duration::from_millis(600);
 

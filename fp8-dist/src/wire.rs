@@ -73,6 +73,7 @@ fn bring(out: &mut impl Write, message: &Message) -> io::Result<()> {
         Operation::Broadcast { root } => (5, root as u64),
         Operation::Barrier => (6, 0),
         Operation::AgreeOnState => (7, 0),
+        Operation::Split => (8, 0),
     };
     head.push(tag);
     put_number(&mut head, argument);

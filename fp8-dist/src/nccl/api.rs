@@ -16,11 +16,14 @@ pub(super) type Stream = *mut c_void;
 pub(super) const SUCCESS: Status = 0;
 pub(super) const IN_PROGRESS: Status = 7;
 
-/// `ncclUint8`: how whatever is only moved travels, FP8 codes among it. `ncclFloat32`: what is reduced.
+/// `ncclUint8`: how whatever is only moved travels, FP8 codes among it. The others: what is reduced.
 pub(super) const UINT8: c_int = 1;
+pub(super) const FLOAT16: c_int = 6;
 pub(super) const FLOAT32: c_int = 7;
+pub(super) const BFLOAT16: c_int = 9;
 pub(super) const SUM: c_int = 0;
 pub(super) const MAX: c_int = 2;
+pub(super) const AVG: c_int = 4;
 
 /// `ncclUniqueId`.
 #[derive(Clone, Copy)]

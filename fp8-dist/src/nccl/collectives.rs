@@ -1,9 +1,11 @@
 //! The collectives of groups of GPUs.
 
 use super::api;
-use super::group::{Group, address, call, number};
+use super::group::{Group, address, call, float_number, number};
+use crate::division::Division;
+use crate::member::not_reducible;
 use crate::message::{Call, Message, Operation};
-use crate::{Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement};
+use crate::{Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement, host};
 use fp8_kernels::{Arena, DType, Operand, Shape, Slot, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use std::sync::Arc;
@@ -16,6 +18,10 @@ impl AmaxGroup for Group {
 
     fn world_size(&self) -> usize {
         self.control().world_size()
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.members.clone()
     }
 
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
@@ -69,9 +75,13 @@ impl ProcessGroup for Group {
         let call = call(Operation::AllReduce(op), what);
         self.expect_alive(&call)?;
         self.own(self.expect_device(&call, x.device()))?;
+        if x.dtype() == DType::I32 {
+            let result = self.reduce_on_hosts(&call, x, op)?;
+            return host::cut(&result, 0..x.numel(), *x.shape(), x.device());
+        }
         self.compare_once(&call, x.dtype(), *x.shape())?;
-        expect_f32(&call, x)?;
-        let out = self.empty_like(x, *x.shape(), DType::F32)?;
+        expect_reducible(&call, x, op)?;
+        let out = self.empty_like(x, *x.shape(), x.dtype())?;
         let buffers = [self.own(address(x))?, self.own(address(&out))?];
         self.reduce(&call, x, op, buffers)?;
         Ok(out)
@@ -84,8 +94,12 @@ impl ProcessGroup for Group {
         self.own(self.expect_device(&call, x.device()))?;
         // Checked before the exchange: if this rank fails, the others must not compute the sum.
         let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
+        if x.dtype() == DType::I32 {
+            let result = self.reduce_on_hosts(&call, x, op)?;
+            return self.own(host::store(&result, x, what));
+        }
         self.compare_once(&call, x.dtype(), *x.shape())?;
-        expect_f32(&call, x)?;
+        expect_reducible(&call, x, op)?;
         self.reduce(&call, x, op, [place, place])
     }
 
@@ -102,22 +116,33 @@ impl ProcessGroup for Group {
         let call = call(Operation::ReduceScatter(op), what);
         self.expect_alive(&call)?;
         self.own(self.expect_device(&call, x.device()))?;
-        self.compare_once(&call, x.dtype(), *x.shape())?;
-        expect_f32(&call, x)?;
+        let sum = if x.dtype() == DType::I32 {
+            Some(self.reduce_on_hosts(&call, x, op)?)
+        } else {
+            self.compare_once(&call, x.dtype(), *x.shape())?;
+            None
+        };
+        expect_reducible(&call, x, op)?;
         let (mut dims, ranks) = (x.shape().to_vec(), self.world_size());
         let uneven =
             || self.shape_error(&call, *x.shape(), "dimension 0 must be a multiple of the world size");
         let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(ranks)).ok_or_else(uneven)?;
         *rows /= ranks;
-        let out = self.empty_like(x, Shape::from_slice(&dims).ok_or_else(uneven)?, DType::F32)?;
+        let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
+        if let Some(sum) = sum {
+            let start = self.rank() * shape.numel();
+            return host::cut(&sum, start..start + shape.numel(), shape, x.device());
+        }
+        let out = self.empty_like(x, shape, x.dtype())?;
         if out.numel() > 0 {
+            let dtype = float_number(x.dtype());
             let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
             self.queue(&call, |api, comm, stream| {
                 let each = out.numel();
-                // SAFETY: `to` names `each` f32 of this device, `from` as many for each rank; both live until the stream
+                // SAFETY: `to` names `each` elements of this device, `from` as many for each rank; both live until the stream
                 // has passed the collective.
                 ("ncclReduceScatter", unsafe {
-                    (api.reduce_scatter)(from, to, each, api::FLOAT32, number(op), comm, stream)
+                    (api.reduce_scatter)(from, to, each, dtype, number(op), comm, stream)
                 })
             })?;
         }
@@ -148,6 +173,14 @@ impl ProcessGroup for Group {
         Ok(out)
     }
 
+    fn split(&self, id: &str, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        self.divided(&Division::of_color(id, color, key))
+    }
+
+    fn subgroup(&self, id: &str, ranks: &[usize]) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        self.divided(&Division::of_ranks(id, ranks, self.rank(), self.world_size())?)
+    }
+
     fn barrier(&self) -> Result<()> {
         let _turn = self.turn.lock();
         self.control().exchange(Message::new(Operation::Barrier, ""))?;
@@ -155,10 +188,10 @@ impl ProcessGroup for Group {
     }
 }
 
-fn expect_f32(call: &Call, x: &Tensor) -> Result<()> {
-    match x.dtype() {
-        DType::F32 => Ok(()),
-        found => Err(Error::DType { call: call.to_string(), found, expected: "f32" }),
+fn expect_reducible(call: &Call, x: &Tensor, op: ReduceOp) -> Result<()> {
+    match host::is_reducible(x.dtype(), op) {
+        true => Ok(()),
+        false => Err(not_reducible(&call.to_string(), x.dtype(), op)),
     }
 }
 

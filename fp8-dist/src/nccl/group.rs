@@ -4,10 +4,12 @@ use super::agreed::Agreed;
 use super::api::{self, Api, Comm, Stream, UniqueId};
 use super::communicator::{Answer, Communicator, Trouble};
 use super::watch::{GRACE, Holder, Watched};
+use crate::division::{self, Divide, Division, End};
+use crate::exchange::Exchange;
 use crate::group::next_handle_number;
-use crate::member::Exchange;
+use crate::member::reduced;
 use crate::message::{Call, Message, Operation, Part};
-use crate::tcp::{Connected, connect};
+use crate::tcp::connect;
 use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
 use fp8_kernels::{DType, Device, Shape, Tensor, interop};
 use parking_lot::Mutex;
@@ -59,28 +61,9 @@ pub fn nccl(
     device: &Device,
     deadline: Duration,
 ) -> Result<Arc<dyn ProcessGroup>> {
-    let control: Box<dyn Exchange> = match connect(id, environment, deadline)? {
-        Connected::Host(host) => Box::new(host),
-        Connected::Guest(guest) => Box::new(guest),
-    };
-    match form(&*control, device, deadline) {
-        Ok(communicator) => {
-            let watched = Watched::new(control, communicator, device, deadline);
-            let thread = watched.clone();
-            let watch = thread::Builder::new().name("fp8-dist nccl".to_owned()).spawn(move || thread.watch());
-            let watch = watch.map_err(|source| {
-                watched.communicator.abort();
-                Error::Network { id: id.to_owned(), what: "starting a thread".to_owned(), source }
-            })?;
-            let holder = Arc::new(Holder { watched, watch: Some(watch) });
-            let (seen, agreed, turn) = Default::default();
-            Ok(Arc::new(Group { holder, number: next_handle_number(), seen, agreed, turn }))
-        }
-        Err(error) => {
-            tell(&*control, &error);
-            Err(error)
-        }
-    }
+    let end = connect(id, environment, None, deadline)?;
+    let members = (0..end.exchange.world_size()).collect();
+    Ok(Arc::new(Group::new(end, members, device, deadline)?))
 }
 
 /// Tells the other ranks why this rank cannot continue. If the group has failed, they know already.
@@ -142,6 +125,8 @@ fn form(control: &dyn Exchange, device: &Device, deadline: Duration) -> Result<C
 #[derive(Debug)]
 pub(super) struct Group {
     holder: Arc<Holder>,
+    divide: Box<dyn Divide>,
+    pub(super) members: Vec<usize>,
     pub(super) number: u64,
     /// Calls that have been compared.
     seen: Mutex<HashSet<(Call, DType, Shape)>>,
@@ -152,6 +137,35 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Joins the communicator of ranks that have connected.
+    pub(super) fn new(
+        End { exchange: control, divide }: End,
+        members: Vec<usize>,
+        device: &Device,
+        deadline: Duration,
+    ) -> Result<Self> {
+        let communicator = form(&*control, device, deadline).inspect_err(|error| tell(&*control, error))?;
+        let id = control.id().to_owned();
+        let watched = Watched::new(control, communicator, device, deadline);
+        let thread = watched.clone();
+        let watch = thread::Builder::new().name("fp8-dist nccl".to_owned()).spawn(move || thread.watch());
+        let watch = watch.map_err(|source| {
+            watched.communicator.abort();
+            Error::Network { id, what: "starting a thread".to_owned(), source }
+        })?;
+        let holder = Arc::new(Holder { watched, watch: Some(watch) });
+        let (seen, agreed, turn) = Default::default();
+        Ok(Self { holder, divide, members, number: next_handle_number(), seen, agreed, turn })
+    }
+
+    /// Divides the group. A new one has a communicator of its own.
+    pub(super) fn divided(&self, division: &Division<'_>) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        let watched = self.watched();
+        let Some((end, ranks)) = self.divide.divide(self.control(), division)? else { return Ok(None) };
+        let members = division::of(&self.members, &ranks);
+        Ok(Some(Arc::new(Self::new(end, members, &watched.device, watched.deadline)?)))
+    }
+
     fn watched(&self) -> &Watched {
         &self.holder.watched
     }
@@ -232,13 +246,24 @@ impl Group {
         if x.numel() == 0 {
             return Ok(());
         }
+        let dtype = float_number(x.dtype());
         self.queue(call, |api, comm, stream| {
-            // SAFETY: `from` and `to` name numel f32 of this device, equal or apart, that live until the stream has passed
+            // SAFETY: `from` and `to` name numel elements of this device, equal or apart, that live until the stream has passed
             // the collective: memory is reused in stream order. The communicator is alive while it is called.
             ("ncclAllReduce", unsafe {
-                (api.all_reduce)(from, to, x.numel(), api::FLOAT32, number(op), comm, stream)
+                (api.all_reduce)(from, to, x.numel(), dtype, number(op), comm, stream)
             })
         })
+    }
+
+    /// Lets the hosts reduce `x`, of a type for which NCCL has no operation that tells of overflow.
+    pub(super) fn reduce_on_hosts(&self, call: &Call, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let remedy = "reduce integers outside of the recorded step: the hosts add them";
+        x.device().expect_eager(&call.to_string(), remedy)?;
+        let part = self.own(Part::copy(x))?;
+        let message = Message { call: call.clone(), names: Vec::new(), part: Some(part) };
+        let all = self.control().exchange(message)?;
+        Ok(reduced(&all, x.dtype(), op)?.clone())
     }
 
     pub(super) fn shape_error(&self, call: &Call, shape: Shape, remedy: &'static str) -> Error {
@@ -249,7 +274,17 @@ impl Group {
 pub(super) fn number(op: ReduceOp) -> i32 {
     match op {
         ReduceOp::Sum => api::SUM,
+        ReduceOp::Avg => api::AVG,
         ReduceOp::Max => api::MAX,
+    }
+}
+
+/// The number of a dtype that NCCL reduces.
+pub(super) const fn float_number(dtype: DType) -> i32 {
+    match dtype {
+        DType::BF16 => api::BFLOAT16,
+        DType::F16 => api::FLOAT16,
+        DType::F32 | DType::I32 | DType::U8 => api::FLOAT32,
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::communicator::Communicator;
 use crate::Failure;
-use crate::member::Exchange;
+use crate::exchange::Exchange;
 use fp8_kernels::{Device, Replayed, interop};
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -26,8 +26,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// The time for which rank 0 reports its failure to ranks that still arrive.
 const LINGER: Duration = Duration::from_secs(1);
 
-pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<TcpStream>> {
-    let listener = match listen(meeting) {
+pub(super) fn host(meeting: &Meeting<'_>, listener: Option<TcpListener>) -> Result<Vec<TcpStream>> {
+    let listener = match listener.map_or_else(|| listen(meeting), |listener| open(meeting, listener)) {
         Ok(listener) => listener,
         // All ports are in use, perhaps by a job with the same settings, which must learn of this one.
         Err(error) => return Err(if twin_elsewhere(meeting) { second_job(meeting) } else { error }),
@@ -84,12 +84,7 @@ fn listen(meeting: &Meeting<'_>) -> Result<TcpListener> {
         addresses.extend([SocketAddr::from(([0; 16], port)), SocketAddr::from(([0; 4], port))]);
         for address in addresses {
             match TcpListener::bind(address) {
-                Ok(listener) => {
-                    return match listener.set_nonblocking(true) {
-                        Ok(()) => Ok(listener),
-                        Err(error) => Err(meeting.network(format!("listening at {address}"), error)),
-                    };
-                }
+                Ok(listener) => return open(meeting, listener),
                 Err(error) => {
                     let is_taken = error.kind() == io::ErrorKind::AddrInUse;
                     newest = error;
@@ -103,6 +98,14 @@ fn listen(meeting: &Meeting<'_>) -> Result<TcpListener> {
     let first = meeting.environment.master_port;
     let last = meeting.ports().last().unwrap_or(first);
     Err(meeting.network(format!("listening at {host}, ports {first} to {last}"), newest))
+}
+
+/// Makes a listener one that does not wait.
+fn open(meeting: &Meeting<'_>, listener: TcpListener) -> Result<TcpListener> {
+    match listener.set_nonblocking(true) {
+        Ok(()) => Ok(listener),
+        Err(error) => Err(meeting.network("listening".to_owned(), error)),
+    }
 }
 
 struct Host<'a> {

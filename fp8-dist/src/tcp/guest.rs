@@ -1,8 +1,8 @@
 //! The end of the connection of all ranks except rank 0. A thread reads what rank 0 sends into an inbox.
 
 use super::connection::{GOODBYE, closed, prepare, spawn};
+use crate::exchange::Exchange;
 use crate::meeting::All;
-use crate::member::Exchange;
 use crate::message::{Message, Part};
 use crate::timed::{Timed, Until, is_late};
 use crate::wire::{self, Frame};

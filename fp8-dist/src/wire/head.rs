@@ -70,7 +70,8 @@ impl<'a> Head<'a> {
         let (tag, argument) = (self.byte()?, self.count()?);
         let op = || match argument {
             0 => Ok(ReduceOp::Sum),
-            1 => Ok(ReduceOp::Max),
+            1 => Ok(ReduceOp::Avg),
+            2 => Ok(ReduceOp::Max),
             _ => Err(invalid(format!("reduction {argument}"))),
         };
         let operation = match tag {
@@ -82,6 +83,7 @@ impl<'a> Head<'a> {
             5 => Operation::Broadcast { root: argument },
             6 => Operation::Barrier,
             7 => Operation::AgreeOnState,
+            8 => Operation::Split,
             _ => return Err(invalid(format!("collective {tag}"))),
         };
         Ok(Call { operation, what: self.text()? })

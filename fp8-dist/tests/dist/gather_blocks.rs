@@ -84,6 +84,19 @@ impl ProcessGroup for Counted {
         self.inner.broadcast(what, x, root)
     }
 
+    fn split(
+        &self,
+        id: &str,
+        color: Option<usize>,
+        key: usize,
+    ) -> fp8_dist::Result<Option<Arc<dyn ProcessGroup>>> {
+        self.inner.split(id, color, key)
+    }
+
+    fn subgroup(&self, id: &str, ranks: &[usize]) -> fp8_dist::Result<Option<Arc<dyn ProcessGroup>>> {
+        self.inner.subgroup(id, ranks)
+    }
+
     fn barrier(&self) -> fp8_dist::Result<()> {
         self.inner.barrier()
     }

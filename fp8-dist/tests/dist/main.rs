@@ -3,6 +3,8 @@
 
 mod agreement;
 mod collectives;
+mod division;
+mod dtypes;
 mod failures;
 mod gather;
 mod gather_blocks;

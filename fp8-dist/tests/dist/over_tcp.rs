@@ -5,6 +5,8 @@ mod agreement;
 mod chaos;
 mod child;
 mod collectives;
+mod division;
+mod dtypes;
 mod events;
 mod failures;
 mod gather;

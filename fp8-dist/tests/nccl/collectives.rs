@@ -36,6 +36,73 @@ fn reductions() {
 }
 
 #[test]
+fn reductions_of_16_bits_are_near_a_sum_in_f32() {
+    let rig = Rig::new();
+    for (dtype, unit) in [(DType::BF16, 2f32.powi(-8)), (DType::F16, 2f32.powi(-11))] {
+        let n = 4;
+        let data: Vec<Vec<f32>> = (0..n).map(|rank| integers(n * 6, rank as u64)).collect();
+        let parts: Vec<Vec<f32>> =
+            data.iter().map(|x| tensor(x, &[x.len()], dtype, &Device::cpu()).to_f32_vec().unwrap()).collect();
+        let results = ranks(n, |group, device| {
+            let x = tensor(&data[group.rank()], &[n * 2, 3], dtype, device);
+            let sum = group.all_reduce("x", &x, ReduceOp::Sum).unwrap();
+            let mean = group.all_reduce("x", &x, ReduceOp::Avg).unwrap();
+            let max = group.all_reduce("x", &x, ReduceOp::Max).unwrap();
+            let part = group.reduce_scatter("x", &x, ReduceOp::Sum).unwrap();
+            let joined = group.all_gather("part", &part).unwrap();
+            let mut y = x;
+            group.all_reduce_in_place("y", &mut y, ReduceOp::Sum).unwrap();
+            [sum, mean, max, joined, y].map(|x| {
+                assert_eq!(x.dtype(), dtype);
+                x.to_f32_vec().unwrap()
+            })
+        });
+        let (sum, max) = (reduced(&parts, |a, b| a + b), reduced(&parts, f32::max));
+        // Each of the additions, and the result, is rounded.
+        let magnitudes: Vec<Vec<f32>> =
+            parts.iter().map(|part| part.iter().map(|x| x.abs()).collect()).collect();
+        let bound = reduced(&magnitudes, |a, b| a + b);
+        for [found, mean, largest, joined, in_place] in results {
+            assert_eq!((&largest, &joined, &in_place), (&max, &found, &found));
+            for (i, sum) in sum.iter().enumerate() {
+                let tolerance = n as f32 * unit * bound[i];
+                assert!((found[i] - sum).abs() <= tolerance, "{dtype}: {} and {sum}", found[i]);
+                assert!(
+                    (mean[i] - sum / n as f32).abs() <= tolerance / n as f32 + unit * sum.abs(),
+                    "{dtype}"
+                );
+            }
+        }
+    }
+    rig.finish();
+}
+
+#[test]
+fn hosts_add_integers() {
+    let rig = Rig::new();
+    ranks(2, |group, device| {
+        let of = |values: [i32; 2]| Tensor::from_vec(values.to_vec(), [2], device).unwrap();
+        let mine = of([[3, i32::MAX], [4, -1]][group.rank()]);
+        let sum = group.all_reduce("tokens", &mine, ReduceOp::Sum).unwrap();
+        assert_eq!((sum.to_vec::<i32>().unwrap(), sum.device()), (vec![7, i32::MAX - 1], device));
+        let part = group.reduce_scatter("tokens", &mine, ReduceOp::Sum).unwrap();
+        assert_eq!(part.to_vec::<i32>().unwrap(), [[7, i32::MAX - 1][group.rank()]]);
+        let mut place = mine;
+        group.all_reduce_in_place("tokens", &mut place, ReduceOp::Max).unwrap();
+        assert_eq!(place.to_vec::<i32>().unwrap(), [4, i32::MAX]);
+        let error = group.all_reduce("tokens", &place, ReduceOp::Sum).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "all_reduce(sum) `tokens`: a sum does not fit into i32: add smaller numbers, or in f32"
+        );
+        let error = group.all_reduce("tokens", &place, ReduceOp::Avg).unwrap_err().to_string();
+        assert_eq!(error, "all_reduce(avg) `tokens`: dtype i32: expected f32, bf16 or f16; cast first");
+        group.barrier().unwrap();
+    });
+    rig.finish();
+}
+
+#[test]
 fn results_have_the_transpose_policy_of_what_was_given() {
     let rig = Rig::new();
     ranks(2, |group, device| {
@@ -178,7 +245,7 @@ fn an_argument_that_is_wrong_on_all_ranks_leaves_the_group_alive() {
     let rig = Rig::new();
     ranks(2, |group, device| {
         let errors = [
-            group.all_reduce("x", &Tensor::zeros([2], DType::BF16, device).unwrap(), ReduceOp::Sum),
+            group.all_reduce("x", &Tensor::zeros([2], DType::U8, device).unwrap(), ReduceOp::Sum),
             group.all_gather("x", &Tensor::scalar(1.0, device).unwrap()),
             group.reduce_scatter("x", &Tensor::zeros([3, 2], DType::F32, device).unwrap(), ReduceOp::Max),
             group.broadcast("x", &Tensor::zeros([2], DType::F32, device).unwrap(), 2),
@@ -187,7 +254,7 @@ fn an_argument_that_is_wrong_on_all_ranks_leaves_the_group_alive() {
         assert_eq!(
             errors,
             [
-                "all_reduce(sum) `x`: dtype bf16: expected f32; cast first",
+                "all_reduce(sum) `x`: dtype u8: expected f32, bf16, f16 or i32; cast first",
                 "all_gather `x`: shape [] on 2 ranks: a scalar has no dimension 0; reshape it to [1]",
                 "reduce_scatter(max) `x`: shape [3, 2] on 2 ranks: dimension 0 must be a multiple of the world size",
                 "broadcast(from rank 2) `x`: root 2 is not a rank of this group: expected 0..2",

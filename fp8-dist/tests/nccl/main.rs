@@ -4,6 +4,7 @@
 #[path = "../dist/child.rs"]
 mod child;
 mod collectives;
+mod division;
 mod failures;
 mod forming;
 mod graphs;

@@ -49,6 +49,12 @@ pub trait AmaxGroup: Debug + Send + Sync {
     /// Returns the number of ranks.
     fn world_size(&self) -> usize;
 
+    /// Returns which processes of the job the ranks are, in the order of the ranks. Default: 0 to `world_size − 1`, for a group of
+    /// all.
+    fn members(&self) -> Vec<usize> {
+        (0..self.world_size()).collect()
+    }
+
     /// Compares slot names before the first reduction of an arena.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use super::group::{GROUP, Group};
 use super::hub::{Hello, ID_BYTES};
-use super::shape::{FLOAT32, Kind, OPS, Shape, size};
+use super::shape::{Kind, OPS, Shape, is_reducible, size};
 use crate::code::{self, Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::{Array, Out};
@@ -99,12 +99,12 @@ fn moved(kind: Kind, count: usize, dtype: c_int, argument: u32) -> Outcome<Shape
     Ok(Shape { kind, count: count as u64, dtype, argument })
 }
 
-/// A valid type and `ncclRedOp_t`; of types other than f32 no reduction is simulated.
+/// A valid type and `ncclRedOp_t`; of integers no reduction is simulated.
 fn reduced(kind: Kind, count: usize, dtype: c_int, op: c_int) -> Outcome<Shape> {
     let op = u32::try_from(op).ok().filter(|&op| op < OPS).ok_or(Code::NCCL_INVALID_ARGUMENT)?;
     let shape = moved(kind, count, dtype, op)?;
-    if shape.dtype != FLOAT32 {
-        report::print("nccl: reductions are simulated for ncclFloat32 alone");
+    if !is_reducible(shape.dtype) {
+        report::print("nccl: reductions are simulated for ncclFloat16, ncclFloat32 and ncclBfloat16 alone");
         return Err(Code::NCCL_INTERNAL_ERROR);
     }
     Ok(shape)

@@ -1,5 +1,7 @@
 //! The arguments of a collective, and its results from the bytes of all ranks.
 
+use half::{bf16, f16};
+
 /// The kind of a collective. Messages between processes use these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -21,8 +23,10 @@ pub(crate) struct Shape {
     pub(crate) argument: u32,
 }
 
-/// `ncclFloat32`, the only type that reductions are simulated for.
-pub(crate) const FLOAT32: u32 = 7;
+/// The types that reductions are simulated for: `ncclFloat16`, `ncclFloat32` and `ncclBfloat16`.
+const FLOAT16: u32 = 6;
+const FLOAT32: u32 = 7;
+const BFLOAT16: u32 = 9;
 const SUM: u32 = 0;
 const PROD: u32 = 1;
 const MAX: u32 = 2;
@@ -34,6 +38,38 @@ pub(crate) const OPS: u32 = 5;
 /// float8e4m3, float8e5m2.
 pub(crate) fn size(dtype: u32) -> Option<u64> {
     [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1].get(dtype as usize).copied()
+}
+
+/// Whether reductions of a type are simulated.
+pub(crate) const fn is_reducible(dtype: u32) -> bool {
+    matches!(dtype, FLOAT16 | FLOAT32 | BFLOAT16)
+}
+
+/// The value of an element of a type that is reduced.
+fn widened(dtype: u32, bytes: &[u8]) -> f32 {
+    match (dtype, bytes) {
+        (FLOAT16, &[low, high]) => f16::from_le_bytes([low, high]).to_f32(),
+        (BFLOAT16, &[low, high]) => bf16::from_le_bytes([low, high]).to_f32(),
+        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        _ => f32::NAN,
+    }
+}
+
+/// A value, rounded to the type.
+fn rounded(dtype: u32, value: f32) -> f32 {
+    match dtype {
+        FLOAT16 => f16::from_f32(value).to_f32(),
+        BFLOAT16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+fn put(out: &mut Vec<u8>, dtype: u32, value: f32) {
+    match dtype {
+        FLOAT16 => out.extend(f16::from_f32(value).to_le_bytes()),
+        BFLOAT16 => out.extend(bf16::from_f32(value).to_le_bytes()),
+        _ => out.extend(value.to_le_bytes()),
+    }
 }
 
 impl Shape {
@@ -82,27 +118,25 @@ impl Shape {
     }
 
     /// In an order of the ranks that is the same for all of them and depends on the place, as in a ring: NCCL promises
-    /// none.
+    /// none. Each step of a ring stores a rounded sum.
     fn reduced(self, parts: &[Vec<u8>]) -> Vec<u8> {
-        let ranks = parts.len();
-        let value = |rank: usize, index: usize| {
-            let bytes = parts[rank][4 * index..4 * index + 4].try_into().unwrap_or_default();
-            f32::from_le_bytes(bytes)
-        };
-        let len = parts.first().map_or(0, |part| part.len() / 4);
-        let mut out = Vec::with_capacity(4 * len);
+        let (ranks, dtype) = (parts.len(), self.dtype);
+        let size = size(dtype).map_or(1, |size| size as usize);
+        let value =
+            |rank: usize, index: usize| widened(dtype, &parts[rank][size * index..size * (index + 1)]);
+        let len = parts.first().map_or(0, |part| part.len() / size);
+        let mut out = Vec::with_capacity(size * len);
         for index in 0..len {
             let first = (index / 32 + 1) % ranks;
             let others = (1..ranks).map(|step| value((first + step) % ranks, index));
             let all = others.fold(value(first, index), |sum, value| match self.argument {
-                SUM | AVG => sum + value,
-                PROD => sum * value,
+                SUM | AVG => rounded(dtype, sum + value),
+                PROD => rounded(dtype, sum * value),
                 MAX => sum.max(value),
                 MIN => sum.min(value),
                 _ => sum,
             });
-            let all = if self.argument == AVG { all / ranks as f32 } else { all };
-            out.extend(all.to_le_bytes());
+            put(&mut out, dtype, if self.argument == AVG { all / ranks as f32 } else { all });
         }
         out
     }
@@ -124,6 +158,9 @@ mod tests {
         assert_eq!(sums, vec![f32s(&[3.0, 4.0]); 2]);
         let largest = shape(Kind::ReduceScatter, 1, FLOAT32, MAX).results(&parts);
         assert_eq!(largest, [f32s(&[2.0]), f32s(&[5.0])]);
+        let halves = [1.0f32, 3.0].map(|value| bf16::from_f32(value).to_le_bytes().to_vec());
+        let means = shape(Kind::AllReduce, 1, BFLOAT16, AVG).results(&halves);
+        assert_eq!(means, vec![bf16::from_f32(2.0).to_le_bytes().to_vec(); 2]);
         let whole = shape(Kind::AllGather, 2, 1, 0).results(&[vec![1, 2], vec![3, 4]]);
         assert_eq!(whole, vec![vec![1, 2, 3, 4]; 2]);
         let roots = shape(Kind::Broadcast, 2, 1, 1).results(&[vec![], vec![3, 4]]);

@@ -1,0 +1,32 @@
+//! Exchanges, the basis of collectives: every rank brings a message and receives those of all.
+
+use crate::message::Message;
+use crate::{Failure, Result};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// A way to exchange messages with the other ranks.
+pub(crate) trait Exchange: Debug + Send + Sync {
+    fn id(&self) -> &str;
+
+    fn rank(&self) -> usize;
+
+    fn world_size(&self) -> usize;
+
+    /// Sends `message` and returns the messages of all ranks, in rank order, once they have been compared.
+    fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>>;
+
+    /// Ends the group for all ranks. The first failure is the one that counts.
+    fn fail(&self, failure: Failure);
+
+    /// Returns why the group has failed, as far as this rank knows.
+    fn failure(&self) -> Option<Failure>;
+
+    /// Returns the ranks that have left, as far as this rank knows. For collectives that do not exchange messages.
+    #[cfg(feature = "cuda")]
+    fn left(&self) -> Vec<usize>;
+
+    fn poison(&self, reason: &str) {
+        self.fail(Failure::GaveUp { rank: self.rank(), reason: reason.to_owned() });
+    }
+}
