@@ -10,10 +10,16 @@
 //! | `TORCHELASTIC_RUN_ID` | text | empty | the job: ranks of different jobs do not join each other; `none` is no job |
 //! | `SLURM_JOB_ID`, `SLURM_STEP_ID` | text | empty | the job, where the one above names none: `123.0` |
 //! | `PMIX_NAMESPACE` | text | empty | the job, where those above name none |
+//! | `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK`, `…_LOCAL_SIZE` | integer | none | what Open MPI's `mpirun` says instead |
+//! | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | integer | none | what `mpiexec` of MPICH and Intel MPI says instead |
+//! | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID` | integer | none | what `srun` says instead |
+//! | `SLURM_STEP_NODELIST` | list of hosts | none | the machines of `srun`'s processes; rank 0 is on the first |
 //! | `FP8_DIST_TOKEN` | text | empty | the secret that a process needs to join |
 //! | `FP8_PORT` | 1 to 65535 | none | the port where rank 0 listens, instead of those from `MASTER_PORT` on |
 //!
 //! White space around a value is ignored, and a value of white space alone counts as empty.
+
+mod launcher;
 
 use crate::{Error, Result};
 use std::env;
@@ -103,6 +109,77 @@ impl Environment {
         Self::from_variables(|name| env::var_os(name))
     }
 
+    /// Finds out what has started this process, and reads its variables: torchrun or `fp8 launch` (`RANK`, `WORLD_SIZE`), Open MPI's
+    /// `mpirun`, `mpiexec` of MPICH and Intel MPI, or `srun`. Without a launcher this is a job of one process.
+    ///
+    /// What a launcher does not say, variables may: `MASTER_ADDR`, `MASTER_PORT` and `LOCAL_RANK`. The defaults of `MASTER_ADDR`
+    /// are the first host of `SLURM_STEP_NODELIST`, and for MPI 127.0.0.1 if all processes are on one machine. The default of
+    /// `MASTER_PORT` is a port that depends on the run id, or 29500 without one.
+    ///
+    /// ```
+    /// use fp8_dist::{Environment, tcp};
+    /// use std::time::Duration;
+    ///
+    /// let environment = Environment::detect()?; // nothing has started this test
+    /// assert_eq!((environment.rank, environment.world_size), (0, 1));
+    /// let group = tcp("world", &environment, Duration::from_secs(30))?;
+    /// group.barrier()?;
+    /// # Ok::<(), fp8_dist::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read); `RANK` or `WORLD_SIZE` that disagree with an MPI launcher or `srun`, unless torchrun has
+    /// set them; MPI processes on several machines without `MASTER_ADDR`.
+    pub fn detect() -> Result<Self> {
+        Self::detect_from(|name| env::var_os(name))
+    }
+
+    fn detect_from(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let lookup = |name: &'static str| match trimmed(variable(name)) {
+            None => Ok(None),
+            Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+            Some(Err(bytes)) => {
+                let value = Some(bytes.to_string_lossy().into_owned());
+                Err(Error::Environment { name, value, remedy: "expected UTF-8".to_owned() })
+            }
+        };
+        let by_hand = lookup("RANK")?.is_some() || lookup("WORLD_SIZE")?.is_some();
+        // torchrun and `fp8 launch` start the processes themselves, whatever has started them.
+        let is_torchrun = variable(RUN_ID).is_some();
+        if by_hand && is_torchrun {
+            return Self::from_variables(variable);
+        }
+        let found = launcher::find(&lookup)?;
+        if by_hand {
+            let environment = Self::from_variables(&variable)?;
+            if let Some((launcher, [rank, world_size])) = found {
+                environment.expect_equal("RANK", environment.rank, launcher.rank, rank)?;
+                environment.expect_equal(
+                    "WORLD_SIZE",
+                    environment.world_size,
+                    launcher.world_size,
+                    world_size,
+                )?;
+            }
+            return Ok(environment);
+        }
+        let alone = Self::on_this_machine(DEFAULT_PORT);
+        let Some((launcher, numbers)) = found else { return Ok(alone) };
+        let (run_id_variable, run_id) = run_id(&|name| Ok(lookup(name)?.unwrap_or_default()))?;
+        let token = token(&variable)?;
+        launcher.fill(numbers, Self { run_id, run_id_variable, token, ..alone }, &lookup)
+    }
+
+    fn expect_equal(&self, name: &'static str, own: usize, other_name: &str, other: usize) -> Result<()> {
+        if own == other {
+            return Ok(());
+        }
+        let remedy = format!(
+            "{other_name}={other}: two launchers disagree: unset RANK and WORLD_SIZE, or set them in each process"
+        );
+        Err(Error::Environment { name, value: Some(own.to_string()), remedy })
+    }
+
     /// Returns the environment of a single process on this machine: rank 0 of 1 at 127.0.0.1, no run id, no token. Change the
     /// fields you need.
     #[must_use]
@@ -163,12 +240,7 @@ impl Environment {
         let is_set = |name| trimmed(variable(name)).is_some_and(|value| value != Ok(String::new()));
         let optional = |name| if is_set(name) { text(name) } else { Ok(String::new()) };
         let (run_id_variable, run_id) = run_id(&optional)?;
-        let token =
-            trimmed(variable(TOKEN)).unwrap_or(Ok(String::new())).map_err(|_| Error::Environment {
-                name: TOKEN,
-                value: Some("…".to_owned()), // a secret
-                remedy: "expected UTF-8".to_owned(),
-            })?;
+        let token = token(&variable)?;
         let exact_port = is_set("FP8_PORT");
         let rank = number("RANK", text("RANK")?, INTEGER)?;
         let environment = Self {
@@ -195,6 +267,14 @@ impl Environment {
     }
 }
 
+fn token(variable: impl Fn(&str) -> Option<OsString>) -> Result<String> {
+    trimmed(variable(TOKEN)).unwrap_or(Ok(String::new())).map_err(|_| Error::Environment {
+        name: TOKEN,
+        value: Some("…".to_owned()), // a secret
+        remedy: "expected UTF-8".to_owned(),
+    })
+}
+
 /// The id of the run and the variable that names it.
 fn run_id(optional: &impl Fn(&'static str) -> Result<String>) -> Result<(&'static str, String)> {
     let torch = optional(RUN_ID)?;
@@ -215,6 +295,8 @@ fn trimmed(value: Option<OsString>) -> Option<std::result::Result<String, OsStri
     Some(value?.into_string().map(|text| text.trim().to_owned()))
 }
 
+/// torchrun's default.
+const DEFAULT_PORT: u16 = 29_500;
 const INTEGER: &str = "expected an integer from 0 on";
 const PORT: &str = "expected a port from 1 to 65535";
 
@@ -263,6 +345,109 @@ mod tests {
         }
         let environment = read(&[("FP8_PORT", Some("4000"))]).unwrap();
         assert_eq!((environment.master_port, environment.exact_port), (4000, true));
+    }
+
+    fn detect(variables: &[(&str, &str)]) -> Result<Environment> {
+        Environment::detect_from(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(*value))
+        })
+    }
+
+    const MPIRUN: [(&str, &str); 5] = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ("PMIX_NAMESPACE", "prterun-node-7"),
+    ];
+    const MPIEXEC: [(&str, &str); 4] =
+        [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "4")];
+    const SRUN: [(&str, &str); 6] = [
+        ("SLURM_PROCID", "2"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_STEP_NODELIST", "node[07-08]"),
+        ("SLURM_JOB_ID", "123"),
+        ("SLURM_STEP_ID", "5"),
+    ];
+
+    #[test]
+    fn launchers_are_told_apart() {
+        let shown = |variables: &[(&str, &str)]| {
+            let found = detect(variables).unwrap();
+            (found.rank, found.world_size, found.local_rank, found.master_addr, found.run_id)
+        };
+        let here = "127.0.0.1".to_owned();
+        assert_eq!(shown(&[]), (0, 1, 0, here.clone(), String::new()));
+        assert_eq!(shown(&TORCHRUN), (3, 4, 1, "node-0".to_owned(), String::new()));
+        assert_eq!(shown(&MPIRUN), (1, 4, 1, here.clone(), "prterun-node-7".to_owned()));
+        assert_eq!(shown(&MPIEXEC), (3, 4, 3, here.clone(), String::new()));
+        assert_eq!(shown(&SRUN), (2, 4, 0, "node07".to_owned(), "123.5".to_owned()));
+        // A batch script of Slurm's, which no srun has started.
+        assert_eq!(shown(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), (0, 1, 0, here, String::new()));
+        // mpirun starts its daemons with srun.
+        assert_eq!(shown(&[&MPIRUN[..], &SRUN].concat()).0, 1);
+        // torchrun on every machine, by srun or mpirun.
+        let torchrun = [&TORCHRUN[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+        assert_eq!(shown(&[&torchrun[..], &SRUN].concat()).0, 3);
+        assert_eq!(shown(&[&torchrun[..], &MPIRUN].concat()).0, 3);
+        // By hand, where both say the same.
+        let by_hand = [("RANK", "2"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node07"), ("MASTER_PORT", "1")];
+        assert_eq!(shown(&[&by_hand[..], &SRUN].concat()).0, 2);
+    }
+
+    #[test]
+    fn variables_say_what_a_launcher_does_not() {
+        let more = [("MASTER_ADDR", "10.0.0.7"), ("MASTER_PORT", "4000"), ("FP8_DIST_TOKEN", "hunter2")];
+        let found = detect(&[&MPIRUN[..], &more].concat()).unwrap();
+        assert_eq!((&*found.master_addr, found.master_port, found.exact_port), ("10.0.0.7", 4000, false));
+        assert_eq!(found.token, "hunter2");
+        let exact = detect(&[&SRUN[..], &[("FP8_PORT", "4001")]].concat()).unwrap();
+        assert_eq!((exact.master_port, exact.exact_port), (4001, true));
+        // All ranks of a run compute the same port.
+        let port = |rank| detect(&[&[("SLURM_PROCID", rank)], &SRUN[1..]].concat()).unwrap().master_port;
+        assert_eq!(port("0"), port("3"));
+        assert_eq!(detect(&MPIEXEC).unwrap().master_port, 29_500);
+        let local = detect(&[("PMI_RANK", "3"), ("PMI_SIZE", "4"), more[0], ("LOCAL_RANK", "1")]).unwrap();
+        assert_eq!(local.local_rank, 1);
+    }
+
+    #[test]
+    fn variables_that_disagree_or_are_missing_are_named() {
+        let error = |variables: &[(&str, &str)]| detect(variables).unwrap_err().to_string();
+        let disagree = "two launchers disagree: unset RANK and WORLD_SIZE, or set them in each process";
+        assert_eq!(
+            error(&[&TORCHRUN[..], &MPIRUN].concat()),
+            format!("RANK=3: OMPI_COMM_WORLD_RANK=1: {disagree}")
+        );
+        let by_hand = [("RANK", "2"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "node07"), ("MASTER_PORT", "1")];
+        assert_eq!(
+            error(&[&by_hand[..], &SRUN].concat()),
+            format!("WORLD_SIZE=8: SLURM_STEP_NUM_TASKS=4: {disagree}")
+        );
+        let two_machines = [&[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")], &MPIRUN[..3]].concat();
+        assert_eq!(
+            error(&two_machines),
+            "MASTER_ADDR is not set: OMPI_COMM_WORLD_LOCAL_SIZE=2 of 4 processes are on this machine: set it to the machine \
+             of rank 0"
+        );
+        assert_eq!(
+            error(&MPIEXEC[..2]),
+            "MASTER_ADDR is not set: MPI_LOCALNRANKS is not set, either: set it to the machine of rank 0"
+        );
+        assert_eq!(error(&[("PMI_RANK", "x"), MPIEXEC[1]]), "PMI_RANK=x: expected an integer from 0 on");
+        assert_eq!(
+            error(&[("PMI_RANK", "4"), MPIEXEC[1], MPIEXEC[3]]),
+            "RANK=4: WORLD_SIZE=4: expected 0 to 3"
+        );
+        assert_eq!(
+            error(&[("RANK", "0")]),
+            "WORLD_SIZE is not set: start the processes with torchrun, or set the variable as it does"
+        );
+        assert_eq!(
+            error(&[&[("SLURM_STEP_NODELIST", "node[")], &SRUN[..3]].concat()),
+            "SLURM_STEP_NODELIST=node[: expected a list of hosts; set MASTER_ADDR to the machine of rank 0"
+        );
     }
 
     #[test]

@@ -12,7 +12,8 @@ use crate::wire::{self, Frame};
 use crate::{Error, Failure, Result};
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(super) fn host(meeting: &Meeting<'_>, listener: Option<TcpListener>) -> Result<Vec<TcpStream>> {
+    expect_here(meeting)?;
     let listener = match listener.map_or_else(|| listen(meeting), |listener| open(meeting, listener)) {
         Ok(listener) => listener,
         // All ports are in use, perhaps by a job with the same settings, which must learn of this one.
@@ -68,6 +70,32 @@ fn twin_elsewhere(meeting: &Meeting<'_>) -> bool {
         thread::sleep(TICK);
     }
     false
+}
+
+/// The longest wait for the addresses of a name, which is only a check.
+const LOOKUP: Duration = Duration::from_secs(1);
+
+/// Returns an error if no address of `MASTER_ADDR` is one of this machine: the other ranks would look for rank 0 elsewhere.
+fn expect_here(meeting: &Meeting<'_>) -> Result<()> {
+    let host = meeting.environment.master_addr.clone();
+    let (send, found) = mpsc::channel();
+    let look_up = move || {
+        let addresses = (host.as_str(), 0).to_socket_addrs().map(|all| all.collect::<Vec<_>>());
+        let _ = send.send(addresses.unwrap_or_default());
+    };
+    // A name that is unknown here, or not known in time, may be known to the others.
+    let started = thread::Builder::new().name("fp8-dist lookup".to_owned()).spawn(look_up);
+    let addresses = started.ok().and_then(|_| found.recv_timeout(LOOKUP).ok()).unwrap_or_default();
+    let is_elsewhere = |address: &SocketAddr| {
+        UdpSocket::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
+    };
+    if addresses.is_empty() || !addresses.iter().all(is_elsewhere) {
+        return Ok(());
+    }
+    let value = Some(meeting.environment.master_addr.clone());
+    let remedy = "rank 0 is this process, and its machine does not have this address: set MASTER_ADDR to one that it has, \
+                  or start rank 0 there";
+    Err(Error::Environment { name: "MASTER_ADDR", value, remedy: remedy.to_owned() })
 }
 
 /// Listens at `MASTER_ADDR` if it is an address of this machine, otherwise at all addresses. A name is not used, because a machine

@@ -289,3 +289,17 @@ fn an_environment_that_contradicts_itself() {
     let error = tcp("dp", &unknown, SHORT).unwrap_err().to_string();
     assert!(error.starts_with("group `dp`: looking up MASTER_ADDR=no-such-machine.invalid: "), "{error}");
 }
+
+#[test]
+fn a_rank_0_without_the_address_of_rank_0_says_so_at_once() {
+    // An address that documents use and no machine has.
+    let environment = Environment { master_addr: "192.0.2.7".into(), ..environments(2)[0].clone() };
+    let started = Instant::now();
+    let error = tcp("dp", &environment, LONG).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "MASTER_ADDR=192.0.2.7: rank 0 is this process, and its machine does not have this address: set MASTER_ADDR to one \
+         that it has, or start rank 0 there"
+    );
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
