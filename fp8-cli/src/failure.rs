@@ -20,6 +20,8 @@ pub(crate) enum Failure {
     Ended,
     /// A signal that ended a training, with what was saved of it. Exit code 130.
     Stopped(String),
+    /// A process of `fp8 launch` that failed, with its exit code. Without a sentence if a signal had asked all to end.
+    Process { sentence: String, code: u8 },
 }
 
 impl Failure {
@@ -38,7 +40,7 @@ impl Failure {
             Self::Input(sentence) => Self::Input(add(sentence)),
             Self::Work(sentence) => Self::Work(add(sentence)),
             Self::Stopped(sentence) => Self::Stopped(add(sentence)),
-            Self::Interrupted | Self::Ended => self,
+            Self::Interrupted | Self::Ended | Self::Process { .. } => self,
         }
     }
 
@@ -59,6 +61,7 @@ impl Failure {
             Self::Input(_) => 2,
             Self::Work(_) => 1,
             Self::Interrupted | Self::Ended | Self::Stopped(_) => interrupt::CODE,
+            Self::Process { code, .. } => *code,
         }
     }
 }
@@ -155,6 +158,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (prefix, sentence) = match self {
             Self::Input(sentence) | Self::Work(sentence) => ("error: ", sentence.trim()),
+            Self::Process { sentence, .. } => ("error: ", sentence.trim()),
             Self::Interrupted | Self::Ended => ("error: ", interrupt::SENTENCE),
             Self::Stopped(sentence) => ("", sentence.trim()),
         };

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ pub(crate) const SENTENCE: &str = "interrupted; nothing was written";
 pub(crate) const CODE: u8 = 130;
 /// The most characters of an output's name that the name of its temporary file contains.
 const NAME_PART: usize = 40;
+
+/// The number of SIGINT.
+const CTRL_C: i32 = 2;
 
 /// Set by the first signal.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -51,6 +55,8 @@ pub(crate) enum Phase {
     Stop(Arc<Monitor>),
     /// Only notes it for [`is_requested`], which the operation asks.
     Note,
+    /// Passes every signal on, to processes that end by themselves.
+    Forward(Sender<i32>),
     /// Notes it, too. The second signal ends the process without a word: what a training has saved stays.
     Save,
 }
@@ -61,7 +67,7 @@ fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
 
 /// Installs the handlers of signals. Without one, a signal ends the process at once, and the next run removes what it left.
 pub(crate) fn install() {
-    let _ = ctrlc::set_handler(receive);
+    let _ = ctrlc::set_handler(|| receive(CTRL_C));
     #[cfg(unix)]
     install_others();
 }
@@ -76,15 +82,16 @@ fn install_others() {
         others.push(SIGHUP);
     }
     if let Ok(mut signals) = signal_hook::iterator::Signals::new(others) {
-        let _ = std::thread::Builder::new().spawn(move || signals.forever().for_each(|_| receive()));
+        let _ = std::thread::Builder::new().spawn(move || signals.forever().for_each(receive));
     }
 }
 
 /// Does what the first signal, or a later one, asks for.
-fn receive() {
+fn receive(signal: i32) {
     let is_first = !REQUESTED.swap(true, Relaxed);
     let phase = lock(&PHASE).clone();
     match phase {
+        Phase::Forward(processes) => drop(processes.send(signal)),
         Phase::Note | Phase::Save if is_first => {}
         Phase::Save => std::process::exit(i32::from(CODE)),
         Phase::Stop(monitor) if is_first && !is_done(&monitor) => monitor.stop(),

@@ -8,6 +8,7 @@
 //! fp8 eval SmolLM2-135M-FP8 --text book.txt
 //! fp8 generate SmolLM2-135M-FP8 --prompt "The capital of France is"
 //! fp8 export run/fp8 model --scheme tensor --static-inputs
+//! fp8 launch -n 4 -- ./train
 //! ```
 //!
 //! Exit code 0: done. 1: a file could not be read or written on the way. 2: an input is wrong, and nothing was written. 130: Ctrl-C
@@ -25,6 +26,7 @@ mod generate;
 mod ids;
 mod inspect;
 mod interrupt;
+mod launch;
 mod model;
 mod options;
 mod output;
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The text, and what it took, have been printed.
         Err(failure @ Failure::Ended) => ExitCode::from(failure.code()),
+        Err(Failure::Process { sentence, code }) if sentence.is_empty() => ExitCode::from(code),
         Err(failure) => {
             interrupt::begin_to_leave();
             // If stderr is closed, the exit code still tells.
@@ -81,6 +84,7 @@ fn run() -> Result<(), Failure> {
         Command::Eval(options) => eval::run(&options)?,
         Command::Generate(options) => generate::run(&options)?,
         Command::Export(options) => export::run(&options)?,
+        Command::Launch(options) => return launch::run(&options),
         Command::Train(options) => return train::run(*options, &given),
     };
     output::print(&text)?;

@@ -6,6 +6,7 @@ use crate::export::{self, Export};
 use crate::failure::Failure;
 use crate::generate::{self, Generate};
 use crate::inspect::{self, Inspect};
+use crate::launch::{self, Launch};
 use crate::quantize::{self, Quantize};
 use crate::train::options::Given;
 use crate::train::{self, Train};
@@ -49,6 +50,9 @@ pub(crate) enum Command {
     /// Trains a small GPT in high precision and in FP8, and compares the two
     #[command(after_help = train::EXAMPLE)]
     Train(Box<Train>),
+    /// Starts a command once for each rank, all on this machine
+    #[command(after_help = launch::EXAMPLE)]
+    Launch(Launch),
 }
 
 /// Parses a whole command line, program name included.
@@ -101,11 +105,11 @@ mod tests {
         for (line, sentence) in [
             (
                 &[][..],
-                "expected a command: inspect, quantize, eval, generate, export, train; fp8 --help says more",
+                "expected a command: inspect, quantize, eval, generate, export, launch, train; fp8 --help says more",
             ),
             (
                 &["inspekt"],
-                "unknown command inspekt; the known ones are inspect, quantize, eval, generate, export, train",
+                "unknown command inspekt; the known ones are inspect, quantize, eval, generate, export, launch, train",
             ),
             (&["inspect", "a", "--jsn"], "unknown option --jsn; did you mean --json?"),
             (&["inspect", "a", "--report"], "--report needs a value"),

@@ -1,10 +1,13 @@
 //! Data-parallel training over TCP, to copy and change: each process trains on its part of the batch, and all keep the
 //! same weights, scales and optimizer state.
 //!
-//! `cargo run --release -p fp8-nn --example 11_training_over_tcp` starts two processes on this machine. To start them
-//! yourself, on one machine or on several, set four variables for each process, as `torchrun` does:
+//! `cargo run --release -p fp8-nn --example 11_training_over_tcp` starts two processes on this machine. A launcher starts any number,
+//! on one machine or on several: `fp8 launch`, `torchrun --no-python`, `mpirun`, `mpiexec` or `srun`. By hand, set four variables for
+//! each process, as `torchrun` does:
 //!
 //! ```text
+//! fp8 launch -n 4 -- target/release/examples/11_training_over_tcp
+//!
 //! RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 target/release/examples/11_training_over_tcp
 //! RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 target/release/examples/11_training_over_tcp
 //! ```
@@ -28,8 +31,9 @@ const STEPS: u64 = 40;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
-    let done = if env::var_os("RANK").is_some() { train() } else { launch() };
-    match done {
+    let run =
+        |environment: Environment| if environment.world_size > 1 { train(&environment) } else { launch() };
+    match Environment::detect().map_err(Failure::from).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -38,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the processes on this machine. With `torchrun` or Slurm, you do not need this function.
+/// Starts the processes on this machine. With a launcher, you do not need this function.
 fn launch() -> Result<(), Failure> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
     let program = env::current_exe()?;
@@ -63,9 +67,9 @@ fn launch() -> Result<(), Failure> {
 }
 
 /// Trains as one of the processes.
-fn train() -> Result<(), Failure> {
+fn train(environment: &Environment) -> Result<(), Failure> {
     // If a process does not answer for 30 s, the others return an error that names it.
-    let group: Arc<dyn ProcessGroup> = tcp("dp", &Environment::read()?, Duration::from_secs(30))?;
+    let group: Arc<dyn ProcessGroup> = tcp("dp", environment, Duration::from_secs(30))?;
     let (rank, world_size) = (group.rank(), group.world_size());
     if !GLOBAL_BATCH.is_multiple_of(world_size) {
         return Err(

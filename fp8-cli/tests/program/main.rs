@@ -7,6 +7,7 @@ mod endings;
 #[path = "../../../fp8-hf/tests/suite/folders.rs"]
 mod folders;
 mod hostile;
+mod launching;
 mod mistakes;
 mod output;
 mod running;

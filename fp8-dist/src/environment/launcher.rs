@@ -1,6 +1,6 @@
 //! The variables of launchers that do not set torchrun's, as a table.
 
-use super::{Environment, INTEGER, PORT, number};
+use super::value::{DEFAULT_PORT, INTEGER, PORT, number};
 use crate::{Error, Result};
 
 /// The variables by which a launcher tells each process who it is.
@@ -13,6 +13,15 @@ pub(super) struct Launcher {
     local_size: Option<&'static str>,
     /// The machines of all processes, rank 0's first.
     hosts: Option<&'static str>,
+}
+
+/// The place of a process, and of rank 0.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) local_rank: usize,
+    pub(super) master_addr: String,
+    pub(super) master_port: u16,
+    pub(super) exact_port: bool,
 }
 
 /// Launchers of single processes come first: they may have been started by one that starts something on each machine, as `mpirun` and
@@ -60,13 +69,13 @@ pub(super) fn find(lookup: Lookup<'_>) -> Result<Option<(&'static Launcher, [usi
 }
 
 impl Launcher {
-    /// Fills in who this process is and where rank 0 listens. `environment` has run id and token.
-    pub(super) fn fill(
+    /// Finds out where this process and rank 0 are.
+    pub(super) fn place(
         &self,
         [rank, world_size]: [usize; 2],
-        environment: Environment,
+        run_id: &str,
         lookup: Lookup<'_>,
-    ) -> Result<Environment> {
+    ) -> Result<Place> {
         let local_rank = match lookup(self.local_rank)? {
             Some(text) => number(self.local_rank, text, INTEGER)?,
             None => match lookup("LOCAL_RANK")? {
@@ -81,12 +90,9 @@ impl Launcher {
         let (master_port, exact_port) = match (lookup("FP8_PORT")?, lookup("MASTER_PORT")?) {
             (Some(text), _) => (number("FP8_PORT", text, PORT)?, true),
             (None, Some(text)) => (number("MASTER_PORT", text, PORT)?, false),
-            (None, None) => (port_of(&environment.run_id), false),
+            (None, None) => (port_of(run_id), false),
         };
-        let filled =
-            Environment { rank, world_size, local_rank, master_addr, master_port, exact_port, ..environment };
-        filled.check()?;
-        Ok(filled)
+        Ok(Place { local_rank, master_addr, master_port, exact_port })
     }
 
     fn address_of_rank_0(&self, world_size: usize, lookup: Lookup<'_>) -> Result<String> {
@@ -121,7 +127,7 @@ impl Launcher {
 /// The port where rank 0 listens if no variable says: one of 750 for each run, below those that systems give to clients.
 fn port_of(run_id: &str) -> u16 {
     if run_id.is_empty() {
-        return super::DEFAULT_PORT;
+        return DEFAULT_PORT;
     }
     // FNV-1a.
     let hash =
