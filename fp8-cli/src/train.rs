@@ -13,6 +13,7 @@ mod machine;
 pub(crate) mod options;
 mod plot;
 mod progress;
+mod ranks;
 mod report;
 mod sample;
 mod session;
@@ -43,10 +44,13 @@ enum Job {
 }
 
 pub(crate) fn run(options: Train, given: &Given) -> Result<(), Failure> {
-    let job = match options.compare {
+    let mut job = match options.compare {
         Some(_) => Job::Compare(Box::new(Comparison::new::<Session>(options, given)?)),
         None => Job::Train(Box::new(Config::new::<Session>(options, given)?)),
     };
+    if let Job::Train(config) = &mut job {
+        config.join()?;
+    }
     let threads = match &job {
         Job::Train(config) => config.threads,
         Job::Compare(comparison) => comparison.threads(),

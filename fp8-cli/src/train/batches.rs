@@ -1,6 +1,8 @@
 //! Batches: windows of the text. A batch depends on the seed and the step alone, so a resumed training sees the same
 //! batches as one that was never stopped.
 
+use std::ops::Range;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -24,6 +26,13 @@ impl Batch {
             rows += 1;
         }
         Self { rows, len, ids, targets }
+    }
+
+    /// Returns some of the rows.
+    pub(crate) fn rows_of(&self, rows: Range<usize>) -> Self {
+        let places = rows.start * self.len..rows.end * self.len;
+        let (ids, targets) = (self.ids[places.clone()].to_vec(), self.targets[places].to_vec());
+        Self { rows: rows.len(), len: self.len, ids, targets }
     }
 }
 

@@ -44,7 +44,7 @@ struct Row {
 impl Comparison {
     /// Checks the options of a comparison, and reads the files of its recipes.
     pub(crate) fn new<T: Trainer>(mut options: Train, given: &Given) -> Result<Self, Failure> {
-        for option in ["recipe", "resume", "save", "stop-after", "sample", "eval-every"] {
+        for option in ["dp", "recipe", "resume", "save", "stop-after", "sample", "eval-every"] {
             if given.contains(option) {
                 return Err(Failure::input(format!(
                     "--{option} cannot be used with --compare: leave it out"
@@ -82,8 +82,8 @@ impl Comparison {
         // A recipe that does not fit the model is refused before hours of training.
         for recipe in &self.recipes {
             recipe.write_to(&mut self.config);
-            let _fits =
-                T::start(&self.config.settings, self.config.place, Run::Fp8).map_err(Failure::input)?;
+            let _fits = T::start(&self.config.settings, self.config.place, &self.config.ranks, Run::Fp8)
+                .map_err(Failure::input)?;
         }
         let folder = ReportDir::open(&self.config.report_dir)?;
         let high_precision = Entry { recipe: RecipeName::None, toml: String::new() };
@@ -97,7 +97,7 @@ impl Comparison {
                     let _ = writeln!(std::io::stderr(), "seed {seed}, {}", title(&entry.recipe));
                 }
                 let run = entry.run();
-                let trainer = T::start(&self.config.settings, self.config.place, run);
+                let trainer = T::start(&self.config.settings, self.config.place, &self.config.ranks, run);
                 let mut journey = Journey { run, trainer: trainer.map_err(Failure::input)?, step: 0 };
                 let outcome = training::train(&self.config, &mut journey, interrupt)?;
                 rows.push(Row {

@@ -6,6 +6,7 @@ use fp8_nn::fp8_recipe::Recipe;
 
 use crate::failure::Failure;
 use crate::train::options::{DeviceName, Given, Place, RecipeName, Settings, Train};
+use crate::train::ranks::Ranks;
 use crate::train::text::Corpus;
 use crate::train::trainer::{Metadata, Run, Trainer};
 
@@ -14,6 +15,10 @@ use crate::train::trainer::{Metadata, Run, Trainer};
 pub(crate) struct Config {
     pub(crate) settings: Settings,
     pub(crate) place: Place,
+    /// The number of processes that train together.
+    pub(crate) dp: usize,
+    /// This process among them, once it has [joined](Self::join) them.
+    pub(crate) ranks: Ranks,
     /// `None`: RAYON_NUM_THREADS, or all cores.
     pub(crate) threads: Option<usize>,
     pub(crate) corpus: Corpus,
@@ -81,6 +86,7 @@ impl Config {
             let sentence = "--graph needs a GPU, which records steps: add --device cuda:0, or leave it out";
             return Err(Failure::input(sentence.to_owned()));
         }
+        check_ranks(&options, settings.batch)?;
         let stop_at = stop_at(&options, settings.steps, &runs)?;
         let save = match (&options.save, options.stop_after) {
             (Some(dir), _) => Some(dir.clone()),
@@ -99,6 +105,8 @@ impl Config {
                 sqnr: options.sqnr,
                 recompute: options.recompute,
             },
+            dp: options.dp,
+            ranks: Ranks::default(),
             threads: options.threads,
             corpus,
             report_dir: options.report_dir,
@@ -109,6 +117,24 @@ impl Config {
             quiet: options.quiet,
             runs,
         })
+    }
+
+    /// Joins the processes that train together.
+    pub(crate) fn join(&mut self) -> Result<(), Failure> {
+        self.ranks = Ranks::join(self.dp)?;
+        let mut same: Vec<String> =
+            self.settings.values().iter().map(|(option, value)| format!("--{option} {value}")).collect();
+        same.push(format!("--eval-every {}", self.eval_every));
+        same.push(format!("--skip-non-finite {}", self.skip_non_finite));
+        same.push(format!("last step {}", self.stop_at));
+        same.push(format!("text {}", self.corpus.fingerprint()));
+        same.push(format!("recipe {}", self.settings.recipe_toml));
+        same.extend(self.runs.iter().map(|(run, from)| {
+            format!("{} from step {}", run.title(), from.as_ref().map_or(0, |from| from.step))
+        }));
+        self.ranks.agree(same)?;
+        self.quiet |= !self.ranks.is_first();
+        Ok(())
     }
 
     /// Whether the validation curve has a point after `step`. The last step always has one.
@@ -183,6 +209,7 @@ fn chosen(
     let rest = [
         ("sqnr", options.sqnr.then(|| "on".to_owned())),
         ("graph", options.graph.then(|| "on".to_owned())),
+        ("dp", (options.dp > 1).then(|| options.dp.to_string())),
         ("threads", options.threads.map(|threads| threads.to_string())),
         ("stop-after", options.stop_after.map(|step| step.to_string())),
         ("resume", options.resume.as_ref().map(path)),
@@ -300,6 +327,25 @@ impl Checkpoint {
 /// Returns the failure for a checkpoint that cannot be used; `sentence` says why.
 pub(crate) fn bad(dir: &Path, sentence: &str) -> Failure {
     Failure::input(format!("checkpoint {}: {sentence}", dir.display()))
+}
+
+/// Checks what `--dp` needs.
+fn check_ranks(options: &Train, batch: usize) -> Result<(), Failure> {
+    let dp = options.dp;
+    if dp == 1 {
+        return Ok(());
+    }
+    if options.device != DeviceName::Cpu {
+        let sentence = format!("--dp {dp} trains on CPUs: leave --device {} out, or --dp", options.device);
+        return Err(Failure::input(sentence));
+    }
+    if !batch.is_multiple_of(dp) {
+        let better = batch.next_multiple_of(dp);
+        return Err(Failure::input(format!(
+            "--batch {batch} is not divisible by --dp {dp}; --batch {better} would be"
+        )));
+    }
+    Ok(())
 }
 
 fn check_shape(settings: &Settings) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ use fp8_nn::GenerateOptions;
 
 use crate::train::batches::Batch;
 use crate::train::options::{DeviceName, Place, Settings};
+use crate::train::ranks::Ranks;
 use crate::train::telemetry::SlotState;
 use crate::train::trainer::{Metadata, Run, StepResult, Trainer};
 
@@ -25,7 +26,7 @@ pub(crate) struct Fake {
 }
 
 impl Trainer for Fake {
-    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String> {
+    fn start(settings: &Settings, place: Place, _: &Ranks, run: Run) -> Result<Self, String> {
         match place.device {
             DeviceName::Cpu => Ok(Self {
                 has_bad_batches: settings.seed == BAD_BATCHES,
@@ -39,12 +40,18 @@ impl Trainer for Fake {
         }
     }
 
-    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String> {
+    fn resume(
+        settings: &Settings,
+        place: Place,
+        ranks: &Ranks,
+        run: Run,
+        dir: &Path,
+    ) -> Result<Self, String> {
         let state = fs::read_to_string(dir.join("state")).map_err(|error| error.to_string())?;
         let (weight, steps) = state.split_once(' ').ok_or("state is corrupt")?;
         let weight = f32::from_bits(weight.parse().map_err(|_| "weight is corrupt")?);
         let steps = steps.parse().map_err(|_| "steps are corrupt")?;
-        Ok(Self { weight, steps, ..Self::start(settings, place, run)? })
+        Ok(Self { weight, steps, ..Self::start(settings, place, ranks, run)? })
     }
 
     fn metadata(dir: &Path) -> Result<Metadata, String> {

@@ -18,13 +18,25 @@ pub(crate) fn run<T: Trainer>(
     interrupt: &AtomicBool,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
+    match run_rank::<T>(config, interrupt, out) {
+        Ok(stopped) => config.ranks.finish(stopped),
+        Err(failure) => Err(config.ranks.give_up(failure)),
+    }
+}
+
+/// Does the part of this process. Returns why the trainings were stopped, if all ranks have stopped them.
+fn run_rank<T: Trainer>(
+    config: &Config,
+    interrupt: &AtomicBool,
+    out: &mut dyn Write,
+) -> Result<Option<Failure>, Failure> {
     let mut journeys = Vec::new();
     for (run, checkpoint) in &config.runs {
         let (run, settings) = (*run, &config.settings);
         let (trainer, step) = match checkpoint {
-            None => (T::start(settings, config.place, run).map_err(Failure::input)?, 0),
+            None => (T::start(settings, config.place, &config.ranks, run).map_err(Failure::input)?, 0),
             Some(checkpoint) => {
-                let trainer = T::resume(settings, config.place, run, &checkpoint.dir);
+                let trainer = T::resume(settings, config.place, &config.ranks, run, &checkpoint.dir);
                 let trainer = trainer.map_err(|error| config::bad(&checkpoint.dir, &error))?;
                 if let Some(note) = trainer.resume_note().filter(|_| !config.quiet) {
                     // Training continues even if stderr is closed.
@@ -35,7 +47,8 @@ pub(crate) fn run<T: Trainer>(
         };
         journeys.push(Journey { run, trainer, step });
     }
-    let folder = ReportDir::open(&config.report_dir)?;
+    let is_first = config.ranks.is_first();
+    let folder = is_first.then(|| ReportDir::open(&config.report_dir)).transpose()?;
     // From here on, the checkpoint folder can always be resumed from. A folder that cannot be written is refused now
     // rather than after an hour of training.
     for journey in &journeys {
@@ -54,7 +67,9 @@ pub(crate) fn run<T: Trainer>(
             break;
         }
     }
-    let Some(last) = journeys.last_mut() else { return Ok(()) };
+    let (Some(folder), Some(last)) = (folder, journeys.last_mut()) else {
+        return Ok(stopped);
+    };
     let failed = |error: String| Failure::work(format!("sample: {error}"));
     let sample = match (config.sample, &stopped) {
         (0, _) | (_, Some(_)) => None,
@@ -64,17 +79,17 @@ pub(crate) fn run<T: Trainer>(
     let written = write(config, &folder, &summary, &outcomes, sample.as_ref());
     if let Some(failure) = stopped {
         let report = folder.path().join("report.html");
-        return Err(failure.with(&match written {
+        return Ok(Some(failure.with(&match written {
             Ok(()) => format!("{} shows the steps until then", report.display()),
             Err(other) => other.to_string(),
-        }));
+        })));
     }
     written?;
 
     let text = results(config, &summary, sample.as_ref(), &folder);
     // If stdout is closed, the files are written all the same.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    Ok(())
+    Ok(None)
 }
 
 /// Writes the three files of the report folder.

@@ -30,6 +30,11 @@ pub(crate) struct Train {
     #[arg(long)]
     pub(crate) graph: bool,
 
+    /// Train on N processes, each with its rows of every batch, which must be a multiple of N. The option starts nothing: fp8 launch,
+    /// torchrun, mpirun or srun do
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1024>)]
+    pub(crate) dp: usize,
+
     /// CPU threads; they change the speed and no bit of the results [default: RAYON_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
     pub(crate) threads: Option<usize>,

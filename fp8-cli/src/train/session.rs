@@ -4,14 +4,15 @@ use std::path::Path;
 
 use fp8_hf::Config;
 use fp8_nn::checkpoint;
-use fp8_nn::fp8_kernels::ops::{Emulation, LossScaleState};
+use fp8_nn::fp8_kernels::ops::{CrossEntropyOptions, Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
-use fp8_nn::fp8_recipe::{Explanation, SlotRole, SlotTrace};
+use fp8_nn::fp8_recipe::{DropoutProgress, Explanation, SlotRole, SlotTrace};
 use fp8_nn::prelude::*;
 
 use crate::failure::about_device;
 use crate::train::batches::{self, Batch};
 use crate::train::options::{DeviceName, Dtype, FormatName, ModelName, Place, RecipeName, Settings};
+use crate::train::ranks::Ranks;
 use crate::train::telemetry::SlotState;
 use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
 
@@ -19,6 +20,9 @@ use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult,
 #[derive(Debug)]
 pub(crate) struct Session {
     device: Device,
+    ranks: Ranks,
+    /// The divisor of the loss: the targets of a batch, if this rank has only some of them.
+    normalizer: Option<f32>,
     model: Gpt,
     optimizer: AdamW,
     scaling: Scaling,
@@ -47,6 +51,11 @@ pub(crate) struct Session {
     memory: MemoryOfTraining,
     /// The entry of checkpoints from which `fp8 export` knows the model.
     hf_config: Option<(String, String)>,
+}
+
+/// Ranks draw different masks: each has rows of its own.
+fn dropout_seed(settings: &Settings, ranks: &Ranks) -> u64 {
+    settings.seed ^ (ranks.rank() as u64) << 32
 }
 
 /// Returns the options of the model.
@@ -124,7 +133,7 @@ const EAGER_STEPS: u32 = 2;
 const TRACED: usize = 100;
 
 impl Session {
-    fn new(settings: &Settings, place: Place, run: Run) -> Result<Self> {
+    fn new(settings: &Settings, place: Place, ranks: &Ranks, run: Run) -> Result<Self> {
         let device = match place.device {
             DeviceName::Cpu => Device::cpu(),
             DeviceName::Cuda(index) => Device::cuda(index)?,
@@ -138,7 +147,12 @@ impl Session {
         let mut model = Gpt::new("gpt", &options, &device, &mut rng)?;
         let mut scaling = Scaling::new(&model, &device)?;
         if settings.dropout > 0.0 {
-            scaling.set_dropout_seed(settings.seed)?;
+            scaling.set_dropout_seed(dropout_seed(settings, ranks))?;
+        }
+        let mut normalizer = None;
+        if let Some(group) = ranks.group() {
+            scaling.set_group(group.clone());
+            normalizer = Some((settings.batch * settings.seq) as f32);
         }
         let compute_dtype = match settings.dtype {
             Dtype::F32 => None,
@@ -165,6 +179,8 @@ impl Session {
         let (eager_steps, recorded, resume_note) = (0, None, None);
         Ok(Self {
             device,
+            ranks: ranks.clone(),
+            normalizer,
             model,
             optimizer,
             scaling,
@@ -187,11 +203,18 @@ impl Session {
         })
     }
 
-    fn loaded(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self> {
-        let mut session = Self::new(settings, place, run)?;
+    fn loaded(settings: &Settings, place: Place, ranks: &Ranks, run: Run, dir: &Path) -> Result<Self> {
+        let mut session = Self::new(settings, place, ranks, run)?;
         session.scaling.prepare(&session.recipe, &session.autocast)?;
         let loaded = checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
         session.scale = session.scaler.state()?;
+        if settings.dropout > 0.0 && !ranks.is_first() {
+            // The checkpoint has the first rank's.
+            let mut state = session.scaling.state()?;
+            let seed = dropout_seed(settings, ranks);
+            state.dropout = state.dropout.map(|dropout| DropoutProgress { seed, ..dropout });
+            session.scaling.load_state(&state)?;
+        }
         session.resume_note = (!loaded.scaling.is_plain()).then(|| loaded.scaling.to_string());
         Ok(session)
     }
@@ -203,6 +226,7 @@ impl Session {
     }
 
     fn train(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult> {
+        let batch = &self.ranks.part(batch);
         if self.memory.start.is_none() {
             self.device.reset_peak_memory();
             self.memory.start = Some(self.device.memory_report().now);
@@ -244,11 +268,17 @@ impl Session {
     /// Queues a step and returns its loss and the norm of its gradients, without waiting for them.
     fn queue(&mut self, ids: &Tensor, targets: &Tensor, lr: f32) -> Result<[Tensor; 2]> {
         let mut cx = self.scaling.scope(&self.recipe, &self.autocast)?;
-        let (loss, saved) = self.model.loss(&mut cx, ids, targets)?;
+        let mean = CrossEntropyOptions { normalizer: self.normalizer, ..Default::default() };
+        let (mut loss, saved) =
+            self.model.loss_with_info(&mut cx, ids, targets, mean, &SequenceInfo::default())?;
         cx.commit()?;
         let mut cx = self.scaling.backward()?;
         self.model.loss_backward_scaled(&mut cx, saved, &self.scaler)?;
         cx.commit()?;
+        if let Some(group) = self.ranks.group() {
+            all_reduce_gradients(&mut self.model, &**group)?;
+            loss = group.all_reduce("loss", &loss, ReduceOp::Sum)?;
+        }
         let grad_norm = self.scaler.clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
         // The optimizer skips a step whose gradients have no finite norm.
         self.scaler.step_with_norm(&mut self.optimizer, &mut self.model, lr, &grad_norm)?;
@@ -258,6 +288,16 @@ impl Session {
     }
 
     fn loss(&mut self, batch: &Batch) -> Result<f32> {
+        let Some(group) = self.ranks.group().cloned() else { return self.own_loss(batch) };
+        let part = self.ranks.part(batch);
+        let share = part.rows as f32 / batch.rows as f32;
+        let own = if part.rows == 0 { 0.0 } else { self.own_loss(&part)? * share };
+        let own = Tensor::scalar(own, &self.device)?;
+        Ok(group.all_reduce("held-out loss", &own, ReduceOp::Sum)?.item()?)
+    }
+
+    /// Returns the mean loss of the rows of this rank.
+    fn own_loss(&mut self, batch: &Batch) -> Result<f32> {
         let (ids, targets) = self.tensors(batch)?;
         let mut cx = self.scaling.eval_with_options(&self.recipe, &self.autocast)?;
         let (loss, _) = self.model.loss(&mut cx, &ids, &targets)?;
@@ -336,12 +376,18 @@ fn sentence(error: impl Into<Error>) -> String {
 }
 
 impl Trainer for Session {
-    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String> {
-        Self::new(settings, place, run).map_err(sentence)
+    fn start(settings: &Settings, place: Place, ranks: &Ranks, run: Run) -> Result<Self, String> {
+        Self::new(settings, place, ranks, run).map_err(sentence)
     }
 
-    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String> {
-        Self::loaded(settings, place, run, dir).map_err(sentence)
+    fn resume(
+        settings: &Settings,
+        place: Place,
+        ranks: &Ranks,
+        run: Run,
+        dir: &Path,
+    ) -> Result<Self, String> {
+        Self::loaded(settings, place, ranks, run, dir).map_err(sentence)
     }
 
     fn resume_note(&self) -> Option<&str> {

@@ -8,6 +8,7 @@ use fp8_nn::fp8_kernels::MemoryUse;
 
 use crate::train::batches;
 use crate::train::options::{Place, Settings};
+use crate::train::ranks::Ranks;
 use crate::train::telemetry::SlotState;
 
 /// One of the two trainings.
@@ -44,9 +45,10 @@ pub(crate) type Metadata = BTreeMap<String, String>;
 /// A model in training. Every error is one sentence.
 pub(crate) trait Trainer: Sized {
     /// Draws the initial weights from the seed. [`Run::Fp8`] trains with the recipe of the settings.
-    fn start(settings: &Settings, place: Place, run: Run) -> Result<Self, String>;
+    fn start(settings: &Settings, place: Place, ranks: &Ranks, run: Run) -> Result<Self, String>;
     /// Loads the state that [`Trainer::save`] wrote to `dir`.
-    fn resume(settings: &Settings, place: Place, run: Run, dir: &Path) -> Result<Self, String>;
+    fn resume(settings: &Settings, place: Place, ranks: &Ranks, run: Run, dir: &Path)
+    -> Result<Self, String>;
     /// Returns one line about what could not be restored exactly as it was saved, if anything.
     fn resume_note(&self) -> Option<&str> {
         None
@@ -55,7 +57,7 @@ pub(crate) trait Trainer: Sized {
     fn metadata(dir: &Path) -> Result<Metadata, String>;
     /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite.
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
-    /// Does one optimizer step and returns the loss of the weights before it. If `observed`, the quantizers count
+    /// Does one optimizer step with the batch of all ranks and returns the loss of the weights before it. If `observed`, the quantizers count
     /// saturated and underflowed values, which takes time and changes no bit of the results, and measure how exact the codes
     /// are if the options ask for it.
     fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;

@@ -157,7 +157,9 @@ pub(crate) fn train<T: Trainer>(
         }
         outcome.records.push(record);
         progress.step(step, loss, loss_scale);
-        if interrupt.load(Ordering::Relaxed) {
+        let stop =
+            config.ranks.any(interrupt.load(Ordering::Relaxed)).map_err(|error| failed(step, error))?;
+        if stop {
             progress.finish();
             outcome.end = End::Interrupted { step };
             return Ok(outcome);
@@ -181,8 +183,10 @@ pub(crate) fn save<T: Trainer>(config: &Config, journey: &Journey<T>) -> Result<
     let Some(folder) = &config.save else { return Ok(()) };
     let dir = folder.join(journey.run.name());
     let metadata = config.metadata(journey.run, journey.step);
-    let saved = journey.trainer.save(&dir, &metadata);
-    saved.map_err(|error| Failure::work(format!("saving to {}: {error}", dir.display())))
+    config.ranks.first_does(|| {
+        let saved = journey.trainer.save(&dir, &metadata);
+        saved.map_err(|error| Failure::work(format!("saving to {}: {error}", dir.display())))
+    })
 }
 
 /// Turns a training that did not complete into the failure that the program ends with. Saves an interrupted one.

@@ -1,6 +1,7 @@
 //! The program `fp8`: its output, the mistakes of people, kills and full disks.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod data_parallel;
 mod destinations;
 mod endings;
 #[expect(dead_code, reason = "the tests of fp8-hf use the rest")]

@@ -3,6 +3,7 @@
 use super::*;
 use crate::train::options::parse;
 use std::fs;
+use std::time::Duration;
 
 fn session(recipe: &str) -> Session {
     let line = format!("--layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --recipe {recipe}");
@@ -10,6 +11,7 @@ fn session(recipe: &str) -> Session {
     Session::start(
         &settings,
         Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None },
+        &Ranks::default(),
         Run::Fp8,
     )
     .unwrap()
@@ -90,7 +92,7 @@ fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
     let line = "--layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --dtype f16";
     let settings = parse(line.split_whitespace()).unwrap().0.settings;
     let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
-    let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+    let mut session = Session::start(&settings, place, &Ranks::default(), Run::Fp8).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let state = LossScaleState { scale: f32::MAX, growth_tracker: 0, skipped_steps: 0 };
     session.scaler.set_state(&state).unwrap();
@@ -101,7 +103,7 @@ fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
     let second = session.step(&batch(), 1e-3, false).unwrap();
     assert_eq!((second.loss, second.skipped), (first.loss, false), "the first changed no weight");
     session.save(folder.path(), &Metadata::new()).unwrap();
-    let mut resumed = Session::resume(&settings, place, Run::Fp8, folder.path()).unwrap();
+    let mut resumed = Session::resume(&settings, place, &Ranks::default(), Run::Fp8, folder.path()).unwrap();
     let [straight, resumed] =
         [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
     assert_eq!((straight, straight.loss_scale, straight.skipped), (resumed, Some(1024.0), false));
@@ -125,7 +127,7 @@ fn the_example_of_a_recipe_file_trains_and_resumes() {
     let mut settings = parse(line.split_whitespace()).unwrap().0.settings;
     settings.recipe_toml = include_str!("../recipe.toml").to_owned();
     let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
-    let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+    let mut session = Session::start(&settings, place, &Ranks::default(), Run::Fp8).unwrap();
     // Of 24 products, those of the first block's qkv and proj run in high precision.
     assert_eq!(session.fp8_gemms_per_step(), 24 - 6);
     session.step(&batch(), 1e-3, true).unwrap();
@@ -134,14 +136,14 @@ fn the_example_of_a_recipe_file_trains_and_resumes() {
     assert!(slots.iter().any(|slot| slot.name.contains("blocks.1.attention")));
     let folder = tempfile::tempdir().unwrap();
     session.save(folder.path(), &Metadata::new()).unwrap();
-    let mut resumed = Session::resume(&settings, place, Run::Fp8, folder.path()).unwrap();
+    let mut resumed = Session::resume(&settings, place, &Ranks::default(), Run::Fp8, folder.path()).unwrap();
     assert_eq!(resumed.resume_note(), None);
     let [went_on, resumed] =
         [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
     assert_eq!(went_on.loss, resumed.loss);
 
     settings.recipe_toml = settings.recipe_toml.replace("blocks.0", "blocks.9");
-    let refused = Session::start(&settings, place, Run::Fp8).unwrap_err();
+    let refused = Session::start(&settings, place, &Ranks::default(), Run::Fp8).unwrap_err();
     let expected = "recipe by name: pattern `*.blocks.9.attention.*` matches no slot: the nearest are";
     assert!(refused.starts_with(expected), "{refused}");
 }
@@ -159,7 +161,7 @@ fn observed_steps_give_advice_and_measure_the_sqnr_when_asked() {
     let settings = parse(line.split_whitespace()).unwrap().0.settings;
     let run = |sqnr| {
         let place = Place { device: DeviceName::Cpu, graph: false, sqnr, recompute: RecomputeLevel::None };
-        let mut session = Session::start(&settings, place, Run::Fp8).unwrap();
+        let mut session = Session::start(&settings, place, &Ranks::default(), Run::Fp8).unwrap();
         let mut losses = Vec::new();
         for observed in [true, false, true] {
             losses.push(session.step(&batch(), 1e-3, observed).unwrap().loss);
@@ -189,4 +191,95 @@ fn gradients_that_are_not_finite_skip_a_step() {
     assert_eq!(session.optimizer.skipped_steps().unwrap(), 1);
     assert!(session.step(&batch(), 1e-2, false).unwrap().grad_norm.is_finite());
     assert!(session.evaluate(&batch()).unwrap() < before);
+}
+
+/// Losses and gradient norms of five steps, on as many ranks as there are threads.
+fn losses(count: usize, options: &str) -> Vec<Vec<[f32; 2]>> {
+    let line = format!("--layers 2 --hidden 32 --heads 2 --seq 8 --batch 4 {options}");
+    let settings = parse(line.split_whitespace()).unwrap().0.settings;
+    let run = if options.contains("none") { Run::HighPrecision } else { Run::Fp8 };
+    let train = |ranks: Ranks| {
+        let place =
+            Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
+        let mut session = Session::start(&settings, place, &ranks, run).unwrap();
+        let mut losses: Vec<[f32; 2]> = (0..5)
+            .map(|step| {
+                let ids = (0..32).map(|i| (i * 7 + step * 3) % 256).collect::<Vec<i32>>();
+                let targets = ids.iter().map(|id| (id + 7) % 256).collect();
+                let result = session.step(&Batch { rows: 4, len: 8, ids, targets }, 1e-2, false).unwrap();
+                [result.loss, result.grad_norm]
+            })
+            .collect();
+        // One row is no multiple of the ranks.
+        losses.push([session.evaluate(&batch().rows_of(0..1)).unwrap(); 2]);
+        losses
+    };
+    if count == 1 {
+        return vec![train(Ranks::default())];
+    }
+    let groups = local("dp", count, Duration::from_secs(60)).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            groups.into_iter().map(|group| scope.spawn(|| train(Ranks::of(group)))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_train_as_one_process_with_the_whole_batch() {
+    for (options, tolerance) in [
+        ("--recipe none", 1e-5),
+        ("--recipe current", 3e-2),
+        ("--recipe delayed", 3e-2),
+        ("--recipe none --dtype f16", 5e-3),
+    ] {
+        let alone = losses(1, options).remove(0);
+        for count in [2, 4] {
+            let ranks = losses(count, options);
+            assert!(
+                ranks.iter().all(|losses| *losses == ranks[0]),
+                "{options}: ranks report different losses"
+            );
+            for (found, expected) in ranks[0].iter().flatten().zip(alone.iter().flatten()) {
+                assert!(
+                    (found - expected).abs() <= tolerance * expected,
+                    "{options}, {count}: {found} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_draw_dropout_masks_of_their_own_again_after_a_resume() {
+    let settings = parse("--layers 1 --hidden 32 --heads 2 --seq 8 --batch 2 --dropout 0.5".split(' '))
+        .unwrap()
+        .0
+        .settings;
+    let place = Place { device: DeviceName::Cpu, graph: false, sqnr: false, recompute: RecomputeLevel::None };
+    let folder = tempfile::tempdir().unwrap();
+    let groups = local("dp", 2, Duration::from_secs(60)).unwrap();
+    let run = |group: std::sync::Arc<dyn ProcessGroup>| {
+        let ranks = Ranks::of(group.clone());
+        let mut session = Session::start(&settings, place, &ranks, Run::Fp8).unwrap();
+        session.step(&batch(), 1e-2, false).unwrap();
+        if ranks.is_first() {
+            session.save(folder.path(), &Metadata::new()).unwrap();
+        }
+        group.barrier().unwrap();
+        let mut resumed = Session::resume(&settings, place, &ranks, Run::Fp8, folder.path()).unwrap();
+        let seeds = [&session, &resumed].map(|session| session.scaling.dropout_seed());
+        let losses =
+            [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-2, false).unwrap().loss);
+        (seeds, losses)
+    };
+    let [first, second] = std::thread::scope(|scope| {
+        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| run(group))).collect();
+        <[_; 2]>::try_from(threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>())
+            .unwrap()
+    });
+    for (seeds, losses) in [&first, &second] {
+        assert_eq!((seeds[0], losses[0]), (seeds[1], losses[1]));
+    }
+    assert_ne!(first.0, second.0);
 }
