@@ -1,5 +1,5 @@
 use super::case::{Outcome, cases};
-use super::compare::{close, equal, refused};
+use super::compare::{equal, refused, same_numbers};
 use super::data::{FLOATS, SHAPES, normal, specials, tensor};
 use fp8_kernels::{DType, Device, Tensor, ops};
 
@@ -20,8 +20,7 @@ cases![
 fn check(what: &str, got: &Tensor, dtype: DType, want: Vec<f32>) -> Outcome {
     equal(what, got.dtype(), dtype)?;
     let want = tensor(want, *got.shape(), dtype, got.device())?.to_f32_vec()?;
-    let want: Vec<f64> = want.into_iter().map(f64::from).collect();
-    close(what, &got.to_f32_vec()?, &want, got.shape().last_dim(), [0.0, 0.0])
+    same_numbers(what, &got.to_f32_vec()?, &want, got.shape().last_dim())
 }
 
 fn add(device: &Device) -> Outcome {
