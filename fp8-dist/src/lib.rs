@@ -16,6 +16,7 @@ mod host;
 mod local;
 mod meeting;
 mod member;
+mod mesh;
 mod message;
 #[cfg(feature = "cuda")]
 mod nccl;
@@ -31,6 +32,7 @@ pub use fp8_recipe::{self, AmaxGroup, StateDigest};
 pub use gather::quantized_all_gather;
 pub use group::{ProcessGroup, ReduceOp};
 pub use local::local;
+pub use mesh::{Mesh, MeshOptions};
 #[cfg(feature = "cuda")]
 pub use nccl::nccl;
 pub use tcp::tcp;

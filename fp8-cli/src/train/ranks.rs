@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fp8_nn::fp8_dist::Environment;
+use fp8_nn::fp8_dist::{Environment, Mesh, MeshOptions};
 use fp8_nn::prelude::*;
 
 use crate::failure::Failure;
@@ -35,8 +35,10 @@ impl Ranks {
         if dp == 1 {
             return Ok(Self::default());
         }
-        let group = tcp("dp", &environment, DEADLINE).map_err(|error| Failure::input(error.to_string()))?;
-        Ok(Self { group: Some(group) })
+        let mesh = tcp("world", &environment, DEADLINE)
+            .and_then(|world| Mesh::new(world, &MeshOptions { dp, ..Default::default() }))
+            .map_err(|error| Failure::input(error.to_string()))?;
+        Ok(Self { group: Some(mesh.dp().clone()) })
     }
 
     /// The ranks of a group.

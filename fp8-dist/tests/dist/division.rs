@@ -1,7 +1,7 @@
 //! Groups that are divided: who is with whom, what the new groups compute, and what the end of one means for the others.
 
 use crate::{Group, f32s, ranks, try_ranks};
-use fp8_dist::{AmaxGroup, Error, Failure, ProcessGroup, ReduceOp};
+use fp8_dist::{AmaxGroup, Error, Failure, Mesh, MeshOptions, ProcessGroup, ReduceOp};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,4 +143,38 @@ fn a_rank_that_dies_is_missed_in_all_its_groups() {
             (_, other) => panic!("rank {rank}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn a_mesh_has_a_group_for_each_way_of_dividing_the_work() {
+    for (dp, tp) in [(1, 4), (4, 1), (2, 2)] {
+        let results = ranks(4, |world| {
+            let rank = world.rank();
+            let mesh = Mesh::new(world, &MeshOptions { dp, tp }).unwrap();
+            assert_eq!((mesh.dp().rank(), mesh.tp().rank()), (rank / tp, rank % tp));
+            let amaxes: Arc<dyn AmaxGroup> = mesh.amax_group();
+            assert_eq!((amaxes.world_size(), amaxes.members()), (4, vec![0, 1, 2, 3]));
+            [mesh.dp(), mesh.tp(), mesh.world()].map(|group| sum(&**group, rank))
+        });
+        for (rank, sums) in results.into_iter().enumerate() {
+            let of = |ranks: Vec<usize>| ranks.into_iter().sum::<usize>() as f32;
+            let replicas = (0..4).filter(|other| other % tp == rank % tp).collect();
+            let layers = (0..4).filter(|other| other / tp == rank / tp).collect();
+            assert_eq!(sums, [of(replicas), of(layers), 6.0], "dp {dp}, tp {tp}, rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_mesh_of_another_size_is_refused() {
+    ranks(2, |world| {
+        for (dp, tp) in [(2, 2), (1, 1), (0, 2), (usize::MAX, 2)] {
+            let error = Mesh::new(world.clone(), &MeshOptions { dp, tp }).unwrap_err().to_string();
+            let expected = format!(
+                "group `dp`: mesh = dp {dp} × tp {tp} on 2 ranks: expected sizes whose product is the number of ranks"
+            );
+            assert_eq!(error, expected);
+        }
+        world.barrier().unwrap();
+    });
 }

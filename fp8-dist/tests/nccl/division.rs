@@ -1,7 +1,7 @@
 //! Groups of GPUs that are divided: each new group has a communicator of its own.
 
 use crate::rig::{Group, Rig, SEEDS, ranks, tensor};
-use fp8_dist::{ProcessGroup, ReduceOp};
+use fp8_dist::{Mesh, MeshOptions, ProcessGroup, ReduceOp};
 use fp8_kernels::{DType, Device};
 
 fn sum(group: &dyn ProcessGroup, number: usize, device: &Device) -> f32 {
@@ -65,5 +65,17 @@ fn the_failure_of_a_group_without_queued_work_leaves_the_others() {
         assert_eq!(ended.is_err(), world.rank() >= 2, "{ended:?}");
         assert_eq!(sum(&*world, 1, device), 4.0);
     });
+    rig.finish();
+}
+
+#[test]
+fn a_mesh_of_gpus() {
+    let rig = Rig::new();
+    let results = ranks(4, |world, device| {
+        let rank = world.rank();
+        let mesh = Mesh::new(world, &MeshOptions { dp: 2, tp: 2 }).unwrap();
+        [mesh.dp(), mesh.tp(), mesh.world()].map(|group| sum(&**group, rank, device))
+    });
+    assert_eq!(results, [[2.0, 1.0, 6.0], [4.0, 1.0, 6.0], [2.0, 5.0, 6.0], [4.0, 5.0, 6.0]]);
     rig.finish();
 }
