@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     Ended,
     /// A signal that ended a training, with what was saved of it. Exit code 130.
     Stopped(String),
-    /// A process of `fp8 launch` that failed, with its exit code. Without a sentence if a signal had asked all to end.
+    /// Another process's failure, with its exit code; without a sentence if that process has told it.
     Process { sentence: String, code: u8 },
 }
 

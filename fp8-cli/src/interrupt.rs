@@ -46,7 +46,7 @@ struct Output {
     others: Vec<OsString>,
 }
 
-/// The effect of the first signal. The second one always ends the program at once.
+/// The effect of the first signal. The second one ends the program at once, but for [`Forward`](Self::Forward).
 #[derive(Debug, Clone)]
 pub(crate) enum Phase {
     /// Removes partial outputs and leaves.

@@ -17,8 +17,8 @@ Example:
   fp8 launch -n 4 -- ./train --epochs 3
 
 Each process is told who it is by the variables that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and others), which
-fp8_dist::Environment::detect reads. Lines of output begin with the rank. If a process fails, the others are stopped, and its exit
-code is that of fp8 launch. On several machines, use torchrun, mpirun or srun instead.";
+fp8_dist::Environment::detect reads. They have no input. Lines of output begin with the rank. If a process fails, the others are
+stopped, and its exit code is that of fp8 launch. Ctrl-C is passed on; the third one kills. On several machines, use torchrun, mpirun or srun instead.";
 
 /// The time that processes have to end by themselves when another one has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -104,16 +104,20 @@ impl Ranks {
     /// Waits until all have ended. If one fails, ends the others, unless a signal has asked all of them to end.
     fn wait(&mut self, signals: &Receiver<i32>) -> Result<(), Failure> {
         let mut failed: Option<(usize, ExitStatus)> = None;
-        let (mut is_asked, mut until) = (false, None);
+        let (mut asked, mut until) = (0, None);
         loop {
             for signal in signals.try_iter() {
-                is_asked = true;
-                self.send(signal);
+                asked += 1;
+                match asked {
+                    1 | 2 => self.send(signal),
+                    // The first two are for the processes, which may save and then give up saving.
+                    _ => self.kill(),
+                }
             }
-            let newest = self.look()?;
+            let newest = self.look().inspect_err(|_| self.kill())?;
             if failed.is_none() && newest.is_some() {
                 failed = newest;
-                if !is_asked {
+                if asked == 0 {
                     self.send(TERMINATE);
                     until = Some(Instant::now() + PATIENCE);
                 }
@@ -126,13 +130,11 @@ impl Ranks {
             }
             thread::sleep(GLANCE);
         }
-        match failed {
-            None => Ok(()),
-            Some((rank, status)) => {
-                let sentence = if is_asked { String::new() } else { format!("rank {rank} failed: {status}") };
-                Err(Failure::Process { sentence, code: code_of(status) })
-            }
-        }
+        let Some((rank, status)) = failed else { return Ok(()) };
+        // What they have started and not waited for.
+        self.kill();
+        let sentence = if until.is_some() { format!("rank {rank} failed: {status}") } else { String::new() };
+        Err(Failure::Process { sentence, code: code_of(status) })
     }
 
     /// Notes which have ended. Returns the first that has failed just now.
@@ -157,9 +159,10 @@ impl Ranks {
         }
     }
 
+    /// Kills what is left of all, also of those that have ended.
     fn kill(&mut self) {
-        for process in self.processes.iter_mut().filter(|process| process.status.is_none()) {
-            let _ = process.child.kill();
+        for process in &mut self.processes {
+            kill(&mut process.child);
         }
     }
 
@@ -229,7 +232,7 @@ fn variables(processes: u16) -> Result<Vec<(&'static str, String)>, Failure> {
         ("MASTER_PORT", port.min(u16::MAX - 16).to_string()),
         ("TORCHELASTIC_RUN_ID", secret()),
     ];
-    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if !is_set("FP8_DIST_TOKEN") {
         variables.push(("FP8_DIST_TOKEN", secret()));
     }
@@ -281,8 +284,21 @@ fn send(child: &mut Child, signal: i32) {
     }
 }
 
-/// Ends a process: there are no signals.
+/// Kills a process and those that it has started.
+#[cfg(unix)]
+fn kill(child: &mut Child) {
+    send(child, signal_hook::consts::SIGKILL);
+}
+
+/// Ends a process, unless it has got Ctrl-C itself: there are no other signals.
 #[cfg(not(unix))]
-fn send(child: &mut Child, _: i32) {
+fn send(child: &mut Child, signal: i32) {
+    if signal == TERMINATE {
+        kill(child);
+    }
+}
+
+#[cfg(not(unix))]
+fn kill(child: &mut Child) {
     let _ = child.kill();
 }

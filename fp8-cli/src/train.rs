@@ -31,6 +31,7 @@ use compare::Comparison;
 use config::Config;
 use options::Given;
 pub(crate) use options::Train;
+use ranks::Ranks;
 use session::Session;
 
 pub(crate) const EXAMPLE: &str = "Example:
@@ -48,8 +49,9 @@ pub(crate) fn run(options: Train, given: &Given) -> Result<(), Failure> {
         Some(_) => Job::Compare(Box::new(Comparison::new::<Session>(options, given)?)),
         None => Job::Train(Box::new(Config::new::<Session>(options, given)?)),
     };
-    if let Job::Train(config) = &mut job {
-        config.join()?;
+    match &mut job {
+        Job::Train(config) => config.join()?,
+        Job::Compare(_) => Ranks::expect_alone("--compare")?,
     }
     let threads = match &job {
         Job::Train(config) => config.threads,

@@ -42,33 +42,29 @@ pub(crate) struct Division<'a> {
     what: String,
     color: Option<u64>,
     key: u64,
+    /// The list of ranks that is no group, if it is none. All ranks have the same list, or get an error that names both.
+    wrong: Option<String>,
 }
 
 impl<'a> Division<'a> {
     pub(crate) fn of_color(id: &'a str, color: Option<usize>, key: usize) -> Self {
-        Self { id, what: id.to_owned(), color: color.map(|color| color as u64), key: key as u64 }
+        Self { id, what: id.to_owned(), color: color.map(|color| color as u64), key: key as u64, wrong: None }
     }
 
     /// The group of some ranks of a group of `world_size`.
-    ///
-    /// # Errors
-    /// No rank, a number that is not a rank, or one that occurs twice.
-    pub(crate) fn of_ranks(id: &'a str, ranks: &[usize], rank: usize, world_size: usize) -> Result<Self> {
+    pub(crate) fn of_ranks(id: &'a str, ranks: &[usize], rank: usize, world_size: usize) -> Self {
         let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
-        if sorted.len() != ranks.len() || sorted.last().is_none_or(|&last| last >= world_size) {
-            let remedy = "expected different ranks of the group, at least one";
-            return Err(Error::Option {
-                id: id.to_owned(),
-                option: "ranks",
-                value: format!("{ranks:?}"),
-                remedy,
-            });
-        }
+        let is_wrong = sorted.len() != ranks.len() || sorted.last().is_none_or(|&last| last >= world_size);
         let place = ranks.iter().position(|&one| one == rank);
-        let key = place.unwrap_or_default() as u64;
-        Ok(Self { id, what: format!("{id} of ranks {ranks:?}"), color: place.map(|_| 0), key })
+        Self {
+            id,
+            what: format!("{id} of ranks {ranks:?}"),
+            color: place.map(|_| 0),
+            key: place.unwrap_or_default() as u64,
+            wrong: is_wrong.then(|| format!("{ranks:?}")),
+        }
     }
 
     /// Whether this rank joins a new group.
@@ -87,6 +83,10 @@ impl<'a> Division<'a> {
         let data = Tensor::from_vec(bytes, shape, &Device::cpu())?;
         let part = Part { dtype: DType::U8, shape: shape.into(), data: Some(data) };
         let all = exchange.exchange(Message::new(Operation::Split, &self.what).with(part))?;
+        if let Some(value) = self.wrong.clone() {
+            let remedy = "expected different ranks of the group, at least one";
+            return Err(Error::Option { id: self.id.to_owned(), option: "ranks", value, remedy });
+        }
         let requests = all.iter().map(|message| {
             let data = message.part.as_ref()?.data.as_ref()?;
             Request::from_bytes(data.as_slice::<u8>().ok()?)
@@ -99,7 +99,14 @@ impl<'a> Division<'a> {
         };
         let Some(ranks) = ranks_of(&requests, exchange.rank()) else { return Ok(None) };
         let rank = ranks.iter().position(|&rank| rank == exchange.rank());
-        let first = ranks.first().and_then(|&first| requests.get(first)).cloned();
+        let mut first = ranks.first().and_then(|&first| requests.get(first)).cloned();
+        // Who has reached rank 0 within a machine is on that of rank 0.
+        if let Some(Request { address: Some(address), .. }) = &mut first
+            && let Some(Request { address: Some(of_rank_0), .. }) = requests.first()
+            && address.ip().is_loopback()
+        {
+            address.set_ip(of_rank_0.ip());
+        }
         Ok(rank.zip(first).map(|(rank, first)| Place { rank, ranks, first }))
     }
 }

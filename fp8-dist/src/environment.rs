@@ -30,8 +30,8 @@ use value::{DEFAULT_PORT, INTEGER, PORT, number};
 
 /// The rank of a process and the address of rank 0, which `torchrun` and other launchers pass to each process of a job.
 ///
-/// [`read`](Self::read) takes it from the environment. For a group of some of the job's processes, set the fields yourself: the
-/// rank within that group, its size, and the address of its rank 0.
+/// [`detect`](Self::detect) takes it from the environment. A group of some of the job's processes is formed by
+/// [`ProcessGroup::subgroup`](crate::ProcessGroup::subgroup) or [`split`](crate::ProcessGroup::split).
 ///
 /// ```
 /// use fp8_dist::Environment;
@@ -167,7 +167,11 @@ impl Environment {
         }
         let alone = Self::on_this_machine(DEFAULT_PORT);
         let Some((launcher, numbers)) = found else { return Ok(alone) };
-        let (run_id_variable, run_id) = run_id(&|name| Ok(lookup(name)?.unwrap_or_default()))?;
+        let of_launcher = launcher.run.map(lookup).transpose()?.flatten();
+        let (run_id_variable, run_id) = match launcher.run.zip(of_launcher) {
+            Some(named) => named,
+            None => run_id(&|name| Ok(lookup(name)?.unwrap_or_default()))?,
+        };
         let launcher::Place { local_rank, master_addr, master_port, exact_port } =
             launcher.place(numbers, &run_id, &lookup)?;
         let [rank, world_size] = numbers;

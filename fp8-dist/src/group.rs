@@ -17,7 +17,8 @@ pub enum ReduceOp {
     /// once. `nccl` adds in an order of its own, and may round 16-bit values after each addition. All ranks of a group get the
     /// same bits. A sum of i32 that does not fit into i32 is an error.
     Sum,
-    /// The sum, as `Sum` computes it in f32, divided by the number of ranks before it is rounded. Not for i32.
+    /// The sum, as `Sum` computes it in f32, divided by the number of ranks before it is rounded. `nccl` multiplies each value by
+    /// 1 / n instead, in its dtype, and adds then. Not for i32.
     Avg,
     /// The maximum. −0 is less than 0; NaN is greater than infinity, so it wins. (NCCL does not define the maximum of NaN.)
     Max,
@@ -136,7 +137,8 @@ pub trait ProcessGroup: AmaxGroup {
     /// it, with the same `id`.
     ///
     /// A new group is independent: it has this group's backend, device and deadline, and connections of its own. The end or the
-    /// failure of one group does not end another.
+    /// failure of one group does not end another, but for groups of GPUs with collectives that are queued or recorded: what a failed
+    /// group leaves undone makes the device unusable for all.
     ///
     /// ```
     /// use fp8_dist::{Result, local};

@@ -7,7 +7,6 @@ use crate::member::Member;
 use crate::{Error, ProcessGroup, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Creates a group whose ranks are threads of this process, and returns one handle per rank, in rank order.
@@ -63,8 +62,8 @@ struct Forming {
 #[derive(Debug)]
 struct Divider {
     threads: Arc<Threads>,
-    /// The number of times that the rank has divided the group.
-    divisions: AtomicU64,
+    /// The number of times that the rank has divided the group, locked while it does.
+    divisions: Mutex<u64>,
 }
 
 impl Threads {
@@ -75,7 +74,7 @@ impl Threads {
 
     fn end(self: &Arc<Self>, rank: usize) -> End {
         let seat = Seat::new(&self.id, rank, self.world_size, self.meeting.clone());
-        let divider = Divider { threads: self.clone(), divisions: AtomicU64::new(0) };
+        let divider = Divider { threads: self.clone(), divisions: Mutex::new(0) };
         End { exchange: Box::new(seat), divide: Box::new(divider) }
     }
 
@@ -101,10 +100,11 @@ impl Threads {
 
 impl Divide for Divider {
     fn divide(&self, exchange: &dyn Exchange, division: &Division<'_>) -> Result<Option<(End, Ranks)>> {
-        let number = self.divisions.fetch_add(1, Relaxed);
+        let mut divisions = self.divisions.lock();
+        *divisions += 1;
         let place = division.agree(exchange, &division.request(None, [0; 16]))?;
         Ok(place.map(|place| {
-            let group = self.threads.group(division.id, number, &place.ranks);
+            let group = self.threads.group(division.id, *divisions, &place.ranks);
             (group.end(place.rank), place.ranks)
         }))
     }

@@ -103,7 +103,7 @@ impl ProcessGroup for Member {
     fn all_reduce(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
         let all = self.call(Operation::AllReduce(op), what, x)?;
         let result = reduced(&all, x.dtype(), op)?;
-        host::cut(result, 0..x.numel(), *x.shape(), x.device())
+        host::cut(&result, 0..x.numel(), *x.shape(), x.device())
     }
 
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
@@ -111,7 +111,7 @@ impl ProcessGroup for Member {
         self.own(expect_own(x, what))?;
         let all = self.call(Operation::AllReduce(op), what, x)?;
         let result = reduced(&all, x.dtype(), op)?;
-        self.own(host::store(result, x, what))
+        self.own(host::store(&result, x, what))
     }
 
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
@@ -134,7 +134,7 @@ impl ProcessGroup for Member {
         *rows /= parts;
         let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
         let start = self.exchange.rank() * shape.numel();
-        host::cut(result, start..start + shape.numel(), shape, x.device())
+        host::cut(&result, start..start + shape.numel(), shape, x.device())
     }
 
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
@@ -152,7 +152,7 @@ impl ProcessGroup for Member {
     }
 
     fn subgroup(&self, id: &str, ranks: &[usize]) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        self.divided(&Division::of_ranks(id, ranks, self.rank(), self.world_size())?)
+        self.divided(&Division::of_ranks(id, ranks, self.rank(), self.world_size()))
     }
 
     fn barrier(&self) -> Result<()> {
@@ -174,12 +174,14 @@ fn data(all: &[Message]) -> Vec<&Tensor> {
 }
 
 /// Returns the result of a reduction, or why there is none, which all ranks find alike.
-pub(crate) fn reduced(all: &[Message], dtype: DType, op: ReduceOp) -> Result<&Tensor> {
-    let mut parts = all.iter().filter_map(|message| message.part.as_ref()?.data.as_ref());
-    match (parts.next(), parts.next()) {
-        _ if !host::is_reducible(dtype, op) => Err(not_reducible(&call_of(all), dtype, op)),
-        (Some(result), None) => Ok(result),
-        _ => Err(Error::Overflow { call: call_of(all) }),
+pub(crate) fn reduced(all: &[Message], dtype: DType, op: ReduceOp) -> Result<Tensor> {
+    if !host::is_reducible(dtype, op) {
+        return Err(not_reducible(&call_of(all), dtype, op));
+    }
+    match data(all).as_slice() {
+        [result] => Ok((*result).clone()),
+        // There was no room for it, or no sum that fits.
+        parts => host::reduce(parts, op)?.ok_or_else(|| Error::Overflow { call: call_of(all) }),
     }
 }
 

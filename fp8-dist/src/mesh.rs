@@ -1,9 +1,9 @@
 //! A mesh of ranks: one group for each way of dividing the work.
 
-use crate::{Error, ProcessGroup, Result, local};
+use crate::{Error, ProcessGroup, Result};
 use fp8_recipe::AmaxGroup;
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The sizes of a [`Mesh`], whose example sets them. Their product is the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,12 +53,14 @@ pub struct Mesh {
 impl Mesh {
     /// Arranges the ranks of `world`. All of them call it, with the same sizes.
     ///
-    /// A group of all ranks is `world` itself; groups of some are new ones, called `dp` and `tp`.
+    /// A group of all ranks is `world` itself; groups of some, or of one, are new ones, called `dp` and `tp`.
     ///
     /// # Errors
-    /// Sizes whose product is not the number of ranks; those of [`ProcessGroup::split`].
+    /// Other sizes than another rank passes; sizes whose product is not the number of ranks; those of [`ProcessGroup::split`].
     pub fn new(world: Arc<dyn ProcessGroup>, options: &MeshOptions) -> Result<Self> {
         let MeshOptions { dp, tp } = *options;
+        let sizes = [("dp", dp), ("tp", tp)].map(|(name, size)| format!("{name} {size}").into());
+        world.agree_on_names("mesh", &sizes).map_err(|error| own(&*world, error))?;
         if dp.checked_mul(tp) != Some(world.world_size()) {
             let (id, value) =
                 (world.id().to_owned(), format!("dp {dp} × tp {tp} on {} ranks", world.world_size()));
@@ -66,16 +68,15 @@ impl Mesh {
             return Err(Error::Option { id, option: "mesh", value, remedy });
         }
         let rank = world.rank();
-        let axis = |id, size, others, color| match (size, others) {
-            (_, 1) => Ok(world.clone()),
-            (1, _) => Ok(alone(id)?),
-            _ => match world.split(id, Some(color), rank)? {
-                Some(group) => Ok(group),
-                None => alone(id),
-            },
+        let axis = |id, others, color| -> Result<Arc<dyn ProcessGroup>> {
+            if others == 1 {
+                return Ok(world.clone());
+            }
+            // Every rank has a color, so it joins a group.
+            Ok(world.split(id, Some(color), rank)?.unwrap_or_else(|| world.clone()))
         };
-        let tensor = axis("tp", tp, dp, rank / tp)?;
-        let data = axis("dp", dp, tp, rank % tp)?;
+        let tensor = axis("tp", dp, rank / tp)?;
+        let data = axis("dp", tp, rank % tp)?;
         Ok(Self { world, dp: data, tp: tensor })
     }
 
@@ -100,8 +101,14 @@ impl Mesh {
     }
 }
 
-/// The group of a rank that divides this kind of work with no other.
-fn alone(id: &str) -> Result<Arc<dyn ProcessGroup>> {
-    let mut groups = local(id, 1, Duration::MAX)?;
-    Ok(groups.swap_remove(0))
+/// The error of this crate behind one of fp8-recipe's.
+fn own(group: &dyn ProcessGroup, error: fp8_recipe::Error) -> Error {
+    let source = match error {
+        fp8_recipe::Error::Group(error) => match error.downcast::<Error>() {
+            Ok(error) => return *error,
+            Err(error) => io::Error::other(error),
+        },
+        error => io::Error::other(error),
+    };
+    Error::Network { id: group.id().to_owned(), what: "comparing sizes".to_owned(), source }
 }

@@ -61,14 +61,16 @@ pub(crate) enum Met {
 }
 
 impl Met {
-    /// Returns this machine's address in the network that connects the group; a loopback address for a group of one.
+    /// Returns this machine's address in the network that connects the group; a loopback address if all that is known of it are
+    /// connections within the machine.
     pub(crate) fn ip(&self) -> io::Result<IpAddr> {
-        let stream = match self {
-            Self::Host(guests) => guests.first(),
-            Self::Guest(host) => Some(host),
+        let streams = match self {
+            Self::Host(guests) => guests.as_slice(),
+            Self::Guest(host) => std::slice::from_ref(host),
         };
-        let ip = stream.map(|stream| stream.local_addr().map(|address| address.ip().to_canonical()));
-        ip.unwrap_or(Ok(Ipv4Addr::LOCALHOST.into()))
+        let ips = streams.iter().map(|stream| Ok(stream.local_addr()?.ip().to_canonical()));
+        let ips = ips.collect::<io::Result<Vec<IpAddr>>>()?;
+        Ok(ips.into_iter().find(|ip| !ip.is_loopback()).unwrap_or(Ipv4Addr::LOCALHOST.into()))
     }
 
     /// Returns the port on which rank 0 has listened; `None` for a group of one.

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Joins a group of processes and returns this process's handle. Every process of the group calls it; it returns when all have.
 ///
 /// `id` names the group within the job ("dp"). `environment` says which rank this process is and where rank 0 listens; with a
-/// launcher such as `torchrun`, pass [`Environment::read`]. `deadline` is how long a rank waits for the others: to join, and then
+/// launcher such as `torchrun`, pass [`Environment::detect`]. `deadline` is how long a rank waits for the others: to join, and then
 /// in each collective, including the transfer of the data.
 ///
 /// Tensors stay on the CPU, and all traffic passes through rank 0. Traffic is not encrypted, and only joining is authenticated

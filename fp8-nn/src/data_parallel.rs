@@ -7,24 +7,23 @@
 
 mod agreement;
 mod broadcast_state;
+mod buckets;
 mod ranks;
 
 use crate::module::{trainable, trainable_mut};
-use crate::parameter::Event;
 use crate::{Layer, Parameter, Result, parameters_mut};
 pub use agreement::agree;
 pub use broadcast_state::broadcast_state;
-use fp8_dist::{ProcessGroup, ReduceOp};
+use fp8_dist::ProcessGroup;
 use fp8_kernels::Tensor;
 use ranks::own;
-use std::sync::Arc;
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
 ///
 /// The sum is not divided by the number of ranks: each rank divides its loss by the *global* batch
 /// ([`CrossEntropyOptions::normalizer`](fp8_kernels::ops::CrossEntropyOptions)). PyTorch's `DistributedDataParallel` averages
 /// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
-/// another tensor gets new storage.
+/// another tensor gets new storage. On CPUs, gradients of up to 4 MiB together are summed in one collective, with the same bits.
 ///
 /// With several microbatches, call it once, after the backward pass of the last one: gradients add up until
 /// [`zero_grad`](crate::zero_grad), so a second sum over the same group would contain the first. It is refused until the gradients
@@ -83,19 +82,7 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
         }
     }
     agreement::before_reduction(model, group)?;
-    let id: Arc<str> = group.id().into();
-    for parameter in trainable_mut(model) {
-        let what = format!("gradient of {}", parameter.name());
-        parameter.gradient_mut().change(Event::Summed { group: id.clone() }, |grad| {
-            if grad.holders() == 0 {
-                group.all_reduce_in_place(&what, grad, ReduceOp::Sum)?;
-            } else {
-                *grad = group.all_reduce(&what, grad, ReduceOp::Sum)?;
-            }
-            Ok(())
-        })?;
-    }
-    Ok(())
+    buckets::sum(trainable_mut(model), group)
 }
 
 /// Replaces the parameters of every rank by those of rank 0. Call it once, before the first step.

@@ -15,8 +15,8 @@ use crate::train::trainer::{Metadata, Run, Trainer};
 pub(crate) struct Config {
     pub(crate) settings: Settings,
     pub(crate) place: Place,
-    /// The number of processes that train together.
-    pub(crate) dp: usize,
+    /// The number of processes that train together; `None` for one that the command line does not name.
+    pub(crate) dp: Option<usize>,
     /// This process among them, once it has [joined](Self::join) them.
     pub(crate) ranks: Ranks,
     /// `None`: RAYON_NUM_THREADS, or all cores.
@@ -105,7 +105,7 @@ impl Config {
                 sqnr: options.sqnr,
                 recompute: options.recompute,
             },
-            dp: options.dp,
+            dp: (options.dp > 1 || given.contains("dp")).then_some(options.dp),
             ranks: Ranks::default(),
             threads: options.threads,
             corpus,
@@ -127,6 +127,7 @@ impl Config {
         same.push(format!("--eval-every {}", self.eval_every));
         same.push(format!("--skip-non-finite {}", self.skip_non_finite));
         same.push(format!("last step {}", self.stop_at));
+        same.push(format!("--save or --stop-after: {}", self.save.is_some()));
         same.push(format!("text {}", self.corpus.fingerprint()));
         same.push(format!("recipe {}", self.settings.recipe_toml));
         same.extend(self.runs.iter().map(|(run, from)| {

@@ -20,25 +20,48 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// Joins the other processes. `dp` is the number that `--dp` says.
-    pub(crate) fn join(dp: usize) -> Result<Self, Failure> {
-        let environment = Environment::detect().map_err(|error| Failure::input(error.to_string()))?;
-        let started = environment.world_size;
-        if dp != started {
-            return Err(Failure::input(match started {
-                1 => format!(
-                    "--dp {dp}: this is the only process: fp8 launch -n {dp} -- fp8 train --dp {dp} starts {dp} on this machine"
-                ),
-                _ => format!("--dp {dp}: {started} processes were started: expected --dp {started}"),
-            }));
-        }
-        if dp == 1 {
+    /// Joins the other processes. `dp` is the number that `--dp` says, if it was given.
+    pub(crate) fn join(dp: Option<usize>) -> Result<Self, Failure> {
+        if dp == Some(1) {
             return Ok(Self::default());
         }
+        let environment = Environment::detect()
+            .map_err(|error| Failure::input(format!("{error}; --dp 1 trains in this process alone")))?;
+        let started = environment.world_size;
+        let dp = match (dp, started) {
+            (None, 1) => return Ok(Self::default()),
+            (Some(dp), _) if dp == started => dp,
+            (Some(dp), 1) => {
+                return Err(Failure::input(format!(
+                    "--dp {dp}: this is the only process: fp8 launch -n {dp} -- fp8 train --dp {dp} starts {dp} on this machine"
+                )));
+            }
+            (Some(dp), _) => {
+                let sentence =
+                    format!("--dp {dp}: {started} processes were started: expected --dp {started}");
+                return Err(Failure::input(sentence));
+            }
+            (None, _) => {
+                return Err(Failure::input(format!(
+                    "{started} processes were started: --dp {started} trains one model on them, --dp 1 one in each"
+                )));
+            }
+        };
         let mesh = tcp("world", &environment, DEADLINE)
             .and_then(|world| Mesh::new(world, &MeshOptions { dp, ..Default::default() }))
             .map_err(|error| Failure::input(error.to_string()))?;
         Ok(Self { group: Some(mesh.dp().clone()) })
+    }
+
+    /// Expects that this process was started alone.
+    pub(crate) fn expect_alone(option: &str) -> Result<(), Failure> {
+        match Environment::detect().map(|environment| environment.world_size) {
+            Ok(started @ 2..) => {
+                let sentence = format!("{option} runs in one process: {started} were started");
+                Err(Failure::input(sentence))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The ranks of a group.

@@ -122,7 +122,16 @@ fn what_does_not_fit_is_named() {
     assert_eq!(error("train --dp 2"), (2, lone.to_owned()));
     let (code, sentence) = error("launch -n 2 -- fp8 train");
     assert_eq!(code, 2);
-    assert!(sentence.contains("--dp 1: 2 processes were started: expected --dp 2"), "{sentence}");
+    let expected = "2 processes were started: --dp 2 trains one model on them, --dp 1 one in each";
+    assert!(sentence.contains(expected), "{sentence}");
+    let (code, sentence) = error("launch -n 2 -- fp8 train --dp 4");
+    assert_eq!(code, 2);
+    assert!(sentence.contains("--dp 4: 2 processes were started: expected --dp 2"), "{sentence}");
+    let (code, sentence) = error("launch -n 2 -- fp8 train --compare all");
+    assert_eq!(code, 2);
+    assert!(sentence.contains("--compare runs in one process: 2 were started"), "{sentence}");
+    let alone = format!("launch -n 2 -- fp8 {SMALL} --dp 1 --steps 2 --report-dir alone");
+    assert_eq!(error(&alone), (0, String::new()));
     for (line, sentence) in [
         ("train --dp 5 --batch 12", "--batch 12 is not divisible by --dp 5; --batch 15 would be"),
         ("train --dp 2 --device cuda:0", "--dp 2 trains on CPUs: leave --device cuda:0 out, or --dp"),

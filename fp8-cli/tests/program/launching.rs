@@ -61,6 +61,43 @@ fn a_process_that_fails_ends_the_others_and_gives_its_exit_code() {
 }
 
 #[test]
+fn what_a_failed_process_leaves_behind_is_ended() {
+    let place = tempfile::tempdir().unwrap();
+    let script = "(trap '' TERM; while sleep 0.1; do date > $PLACE/alive$RANK; done) & [ $RANK = 0 ] && exit 4; exec sleep 60";
+    let output = command(place.path())
+        .args(["launch", "-n", "2", "--", "sh", "-c", script])
+        .env("PLACE", place.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    for rank in 0..2 {
+        let _ = std::fs::remove_file(place.path().join(format!("alive{rank}")));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "processes live on");
+}
+
+#[test]
+fn processes_that_do_not_heed_signals_are_killed_by_the_third() {
+    let script = "trap '' INT; echo ready; while :; do sleep 0.05; done";
+    let mut child = command(Path::new("/"))
+        .args(["launch", "-n", "1", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let started = Instant::now();
+    for _ in 0..3 {
+        assert!(child.try_wait().unwrap().is_none());
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[test]
 fn a_signal_is_passed_on_once_and_all_end_in_their_own_time() {
     for signal in ["INT", "TERM"] {
         // Rank 1 needs longer than rank 0, and both have an exit code of their own.

@@ -13,6 +13,8 @@ pub(super) struct Launcher {
     local_size: Option<&'static str>,
     /// The machines of all processes, rank 0's first.
     hosts: Option<&'static str>,
+    /// The run. What names it elsewhere may differ between processes that daemons on several machines have started.
+    pub(super) run: Option<&'static str>,
 }
 
 /// The place of a process, and of rank 0.
@@ -34,6 +36,7 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         hosts: None,
+        run: Some("PMIX_NAMESPACE"),
     },
     // mpiexec of MPICH and Intel MPI
     Launcher {
@@ -42,6 +45,7 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "MPI_LOCALRANKID",
         local_size: Some("MPI_LOCALNRANKS"),
         hosts: None,
+        run: None,
     },
     // srun
     Launcher {
@@ -50,6 +54,7 @@ const LAUNCHERS: [Launcher; 3] = [
         local_rank: "SLURM_LOCALID",
         local_size: None,
         hosts: Some("SLURM_STEP_NODELIST"),
+        run: None,
     },
 ];
 
@@ -58,14 +63,20 @@ pub(super) type Lookup<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>>;
 
 /// Returns the launcher that has started this process, with rank and world size, if it is one of the table.
 pub(super) fn find(lookup: Lookup<'_>) -> Result<Option<(&'static Launcher, [usize; 2])>> {
+    let mut found: Option<(&Launcher, [usize; 2])> = None;
     for launcher in &LAUNCHERS {
         let Some(rank) = lookup(launcher.rank)? else { continue };
         let Some(world_size) = lookup(launcher.world_size)? else { continue };
         let numbers =
             [number(launcher.rank, rank, INTEGER)?, number(launcher.world_size, world_size, INTEGER)?];
-        return Ok(Some((launcher, numbers)));
+        found = match found {
+            // srun sets the variables of PMI, too, but not those that say where a process is.
+            Some((first, known)) if known == numbers && first.rank == "PMI_RANK" => Some((launcher, numbers)),
+            Some(first) => Some(first),
+            None => Some((launcher, numbers)),
+        };
     }
-    Ok(None)
+    Ok(found)
 }
 
 impl Launcher {

@@ -79,7 +79,13 @@ fn launchers_are_told_apart() {
     // A batch script of Slurm's, which no srun has started.
     assert_eq!(shown(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), (0, 1, 0, here, String::new()));
     // mpirun starts its daemons with srun.
-    assert_eq!(shown(&[&MPIRUN[..], &SRUN].concat()).0, 1);
+    let under_srun = shown(&[&MPIRUN[..], &SRUN].concat());
+    assert_eq!((under_srun.0, &*under_srun.4), (1, "prterun-node-7"));
+    // srun --mpi=pmi2 sets PMI's variables, too.
+    let pmi2 = [&[("PMI_RANK", "2"), ("PMI_SIZE", "4")], &SRUN[..]].concat();
+    assert_eq!(shown(&pmi2), shown(&SRUN));
+    // Here mpiexec has started its own daemons with it.
+    assert_eq!(shown(&[&MPIEXEC[..], &SRUN].concat()).0, 3);
     // torchrun on every machine, by srun or mpirun.
     let torchrun = [&TORCHRUN[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
     assert_eq!(shown(&[&torchrun[..], &SRUN].concat()).0, 3);

@@ -178,7 +178,7 @@ impl ProcessGroup for Group {
     }
 
     fn subgroup(&self, id: &str, ranks: &[usize]) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        self.divided(&Division::of_ranks(id, ranks, self.rank(), self.world_size())?)
+        self.divided(&Division::of_ranks(id, ranks, self.rank(), self.world_size()))
     }
 
     fn barrier(&self) -> Result<()> {

@@ -85,7 +85,10 @@ fn expect_here(meeting: &Meeting<'_>) -> Result<()> {
     };
     // A name that is unknown here, or not known in time, may be known to the others.
     let started = thread::Builder::new().name("fp8-dist lookup".to_owned()).spawn(look_up);
-    let addresses = started.ok().and_then(|_| found.recv_timeout(LOOKUP).ok()).unwrap_or_default();
+    let addresses = started
+        .ok()
+        .and_then(|_| found.recv_timeout(LOOKUP.min(meeting.deadline / 2)).ok())
+        .unwrap_or_default();
     let is_elsewhere = |address: &SocketAddr| {
         UdpSocket::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
     };
@@ -94,7 +97,7 @@ fn expect_here(meeting: &Meeting<'_>) -> Result<()> {
     }
     let value = Some(meeting.environment.master_addr.clone());
     let remedy = "rank 0 is this process, and its machine does not have this address: set MASTER_ADDR to one that it has, \
-                  or start rank 0 there";
+                  or start rank 0 there; if others reach it by an address that it does not know, set 0.0.0.0 for rank 0";
     Err(Error::Environment { name: "MASTER_ADDR", value, remedy: remedy.to_owned() })
 }
 

@@ -9,7 +9,7 @@ use crate::local::check_options;
 use crate::rendezvous::{self, Met, random};
 use crate::{Environment, Error, Result};
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 /// Joins a group and returns this process's end of it. If this is rank 0 and there is a `listener`, that is where it waits for the
@@ -44,7 +44,8 @@ pub(crate) fn connect(
 /// A rank's way to divide its group.
 #[derive(Debug)]
 struct Network {
-    /// This machine's address in the network that connects the group.
+    /// This machine's address in the network that connects the group; a loopback address if this rank has reached rank 0 within its
+    /// machine.
     ip: IpAddr,
     environment: Environment,
     deadline: Duration,
@@ -53,7 +54,15 @@ struct Network {
 impl Network {
     /// A place to wait for the ranks of a new group, and a name for it.
     fn listen(&self) -> io::Result<(TcpListener, [u8; 16])> {
-        Ok((TcpListener::bind((self.ip, 0))?, random()?))
+        // A machine may resolve its own name to a loopback address, and others its name to another one.
+        let is_named = !matches!(self.environment.master_addr.as_str(), "localhost" | "127.0.0.1" | "::1");
+        let listener = if self.ip.is_loopback() && is_named {
+            TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))?
+        } else {
+            TcpListener::bind((self.ip, 0))?
+        };
+        Ok((listener, random()?))
     }
 }
 
@@ -70,7 +79,8 @@ impl Divide for Network {
             }
         };
         let (listener, secret) = listens.unzip();
-        let address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+        let port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));
+        let address = port.map(|port| SocketAddr::new(self.ip, port));
         let request = division.request(address, secret.unwrap_or_default());
         let Some(place) = division.agree(exchange, &request)? else { return Ok(None) };
         let first = place.first.address.unwrap_or_else(|| (self.ip, 0).into());
@@ -80,6 +90,7 @@ impl Divide for Network {
             master_addr: first.ip().to_string(),
             master_port: first.port(),
             exact_port: true,
+            run_id_variable: "run id",
             run_id: format!("{:032x}", u128::from_le_bytes(place.first.secret)),
             ..self.environment.clone()
         };

@@ -102,6 +102,51 @@ fn different_lists_of_ranks_are_named() {
 }
 
 #[test]
+fn a_list_that_is_wrong_on_one_rank_is_told_to_all() {
+    let results = ranks(2, |world| {
+        let list: &[usize] = [&[0, 1][..], &[0, 9]][world.rank()];
+        world.subgroup("some", list).unwrap_err().to_string()
+    });
+    for error in results {
+        assert!(error.contains("[0, 1]") && error.contains("[0, 9]"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_arrange_other_meshes_are_told_so() {
+    for sizes in [[(1, 4), (4, 1)], [(2, 2), (4, 1)], [(2, 2), (3, 1)]] {
+        let results = ranks(4, |world| {
+            let (dp, tp) = sizes[usize::from(world.rank() == 3)];
+            Mesh::new(world, &MeshOptions { dp, tp }).unwrap_err().to_string()
+        });
+        for error in results {
+            let [(first, _), (second, _)] = sizes;
+            assert!(
+                error.contains(&format!("`dp {first}`")) && error.contains(&format!("`dp {second}`")),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn threads_that_divide_one_group_at_once_get_groups_of_their_own_divisions() {
+    let results = ranks(4, |world| {
+        std::thread::scope(|scope| {
+            let halves = || {
+                (0..20).all(|_| {
+                    // Whichever thread of a rank comes first, all ranks divide alike.
+                    let half = split(&world, "half", world.rank() / 2, 0);
+                    half.world_size() == half.members().len() && half.barrier().is_ok()
+                })
+            };
+            [scope.spawn(halves), scope.spawn(halves)].map(|thread| thread.join().unwrap())
+        })
+    });
+    assert_eq!(results, [[true; 2]; 4]);
+}
+
+#[test]
 fn the_failure_of_a_group_does_not_end_the_others() {
     ranks(4, |world| {
         let pair = split(&world, "pair", world.rank() / 2, 0);
@@ -154,6 +199,10 @@ fn a_mesh_has_a_group_for_each_way_of_dividing_the_work() {
             assert_eq!((mesh.dp().rank(), mesh.tp().rank()), (rank / tp, rank % tp));
             let amaxes: Arc<dyn AmaxGroup> = mesh.amax_group();
             assert_eq!((amaxes.world_size(), amaxes.members()), (4, vec![0, 1, 2, 3]));
+            let members =
+                |belongs: &dyn Fn(usize) -> bool| (0..4).filter(|&other| belongs(other)).collect::<Vec<_>>();
+            assert_eq!(mesh.dp().members(), members(&|other| other % tp == rank % tp));
+            assert_eq!(mesh.tp().members(), members(&|other| other / tp == rank / tp));
             [mesh.dp(), mesh.tp(), mesh.world()].map(|group| sum(&**group, rank))
         });
         for (rank, sums) in results.into_iter().enumerate() {

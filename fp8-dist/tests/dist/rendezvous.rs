@@ -299,7 +299,7 @@ fn a_rank_0_without_the_address_of_rank_0_says_so_at_once() {
     assert_eq!(
         error,
         "MASTER_ADDR=192.0.2.7: rank 0 is this process, and its machine does not have this address: set MASTER_ADDR to one \
-         that it has, or start rank 0 there"
+         that it has, or start rank 0 there; if others reach it by an address that it does not know, set 0.0.0.0 for rank 0"
     );
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }

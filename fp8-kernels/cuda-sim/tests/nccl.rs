@@ -19,7 +19,7 @@ const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
-const FLOAT16: c_int = 6;
+const INT32: c_int = 2;
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
@@ -285,7 +285,7 @@ fn arguments_are_checked() {
     let x = stream.clone_htod(&[1.0f32]).unwrap();
     let place = cudarc::driver::DevicePtr::device_ptr(&x, &stream).0;
     assert_eq!(nccl.sum(place, 1, 99, comm, &stream), INVALID_ARGUMENT);
-    assert_eq!(nccl.sum(place, 1, FLOAT16, comm, &stream), INTERNAL_ERROR, "not simulated");
+    assert_eq!(nccl.sum(place, 1, INT32, comm, &stream), INTERNAL_ERROR, "not simulated");
     assert!(rig.control.live().contains("communicators 1\n"), "{}", rig.control.live());
     assert_eq!(nccl.destroy(comm), SUCCESS);
     // SAFETY: takes any integer.

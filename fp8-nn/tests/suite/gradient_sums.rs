@@ -269,3 +269,44 @@ fn gradients_are_summed_over_a_group_once_until_they_are_cleared() {
         assert_eq!(error(sum(&mut fc, dp)), text);
     });
 }
+
+/// Several small gradients, one of more bytes than a bucket has, an empty bucket behind it, and a last small one.
+#[test]
+fn sums_in_buckets_have_the_bits_of_sums_one_by_one() {
+    let sizes = [(3, 5), (7, 1), (1100, 1000), (2, 2)];
+    let model = |rank: u64| {
+        let layers = sizes.iter().enumerate().map(|(i, &(inputs, outputs))| {
+            let mut fc = linear(&format!("fc{i}"), inputs, outputs, 1);
+            for (j, parameter) in parameters_mut(&mut fc).into_iter().enumerate() {
+                let shape = *parameter.shape();
+                let values = noise([1, shape.numel()], 100 * rank + 10 * i as u64 + j as u64);
+                *parameter.main_grad_mut() = values.reshape(shape).unwrap();
+            }
+            Box::new(fc) as Box<dyn DynModule>
+        });
+        Stack(layers.collect())
+    };
+    let bits = |x: &Tensor| x.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let expected: Vec<Vec<u32>> = parameters(&model(0))
+        .iter()
+        .zip(parameters(&model(1)))
+        .map(|(first, second)| {
+            let [first, second] =
+                [first.main_grad(), second.main_grad()].map(|grad| grad.to_vec::<f32>().unwrap());
+            first.iter().zip(&second).map(|(a, b)| (a + b).to_bits()).collect()
+        })
+        .collect();
+    ranks(&["dp"], |groups| {
+        let mut model = model(groups[0].rank() as u64);
+        // A gradient that somebody else holds is replaced.
+        let held = parameters(&model)[1].main_grad().clone();
+        let before = bits(&held);
+        all_reduce_gradients(&mut model, &*groups[0]).unwrap();
+        let found: Vec<Vec<u32>> =
+            parameters(&model).iter().map(|parameter| bits(parameter.main_grad())).collect();
+        assert!(found == expected, "sums differ");
+        assert_eq!(bits(&held), before);
+        let again = all_reduce_gradients(&mut model, &*groups[0]).unwrap_err();
+        assert!(matches!(again, fp8_nn::Error::SummedTwice { .. }), "{again}");
+    });
+}

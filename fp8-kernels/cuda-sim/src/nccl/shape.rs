@@ -122,8 +122,12 @@ impl Shape {
     fn reduced(self, parts: &[Vec<u8>]) -> Vec<u8> {
         let (ranks, dtype) = (parts.len(), self.dtype);
         let size = size(dtype).map_or(1, |size| size as usize);
-        let value =
-            |rank: usize, index: usize| widened(dtype, &parts[rank][size * index..size * (index + 1)]);
+        // NCCL averages by a factor for each value (`ncclDevPreMulSum` in its source).
+        let factor = rounded(dtype, 1.0 / ranks as f32);
+        let value = |rank: usize, index: usize| {
+            let value = widened(dtype, &parts[rank][size * index..size * (index + 1)]);
+            if self.argument == AVG { rounded(dtype, value * factor) } else { value }
+        };
         let len = parts.first().map_or(0, |part| part.len() / size);
         let mut out = Vec::with_capacity(size * len);
         for index in 0..len {
@@ -136,7 +140,7 @@ impl Shape {
                 MIN => sum.min(value),
                 _ => sum,
             });
-            put(&mut out, dtype, if self.argument == AVG { all / ranks as f32 } else { all });
+            put(&mut out, dtype, all);
         }
         out
     }
