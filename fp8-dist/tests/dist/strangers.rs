@@ -140,7 +140,7 @@ fn a_hello_of_another_version_explains_why_a_rank_did_not_come() {
     stranger.read_exact(&mut answer).unwrap();
     assert_eq!(answer[..12], speak::words(0)[..12]);
     let error = host.join().unwrap().unwrap_err().to_string();
-    let expected = "the version of the protocol is 99 on rank 1 and 3 on rank 0: start all ranks of a group with the same settings";
+    let expected = "the version of the protocol is 99 on rank 1 and 4 on rank 0: start all ranks of a group with the same settings";
     assert_eq!(error, format!("group `dp`: cannot form the group: {expected}"));
 
     // The other way round: rank 0 is of another version.
