@@ -58,6 +58,8 @@ fn the_failure_of_a_group_without_queued_work_leaves_the_others() {
     let rig = Rig::new();
     ranks(4, |world, device| {
         let pair = split(&world, "pair", world.rank() / 2, 0);
+        // Both are there: a rank that fails at once would else be an error of the other's rendezvous.
+        pair.barrier().unwrap();
         if world.rank() == 3 {
             pair.poison("enough");
         }

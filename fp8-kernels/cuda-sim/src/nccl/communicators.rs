@@ -43,6 +43,7 @@ impl Communicators {
             // It was found just now.
             let _ = self.remove(handle, true);
         }
+        self.hubs.clear();
     }
 
     /// An id of a new communicator.
@@ -65,8 +66,8 @@ impl Communicators {
         let known = self.by_handle.remove(&handle).ok_or(Code::NCCL_INVALID_ARGUMENT)?;
         known.shared.is_aborted.store(true, Ordering::Release);
         known.link.leave(abort);
-        // The last holder of a hub of this process is the link of its last rank.
-        self.hubs.retain(|_, hub| Arc::strong_count(hub) > 1);
+        // The last holder of a hub of this process is the link of its last rank. One that nobody has joined yet is waited for.
+        self.hubs.retain(|_, hub| Arc::strong_count(hub) > 1 || !hub.has_members());
         Ok(())
     }
 }

@@ -83,6 +83,11 @@ impl Hub {
         id
     }
 
+    /// Whether a rank has come.
+    pub(crate) fn has_members(&self) -> bool {
+        !self.table.lock().members.is_empty()
+    }
+
     pub(crate) fn join(&self, hello: &Hello, stream: Option<TcpStream>) {
         let mut table = self.table.lock();
         if table.members.is_empty() {
