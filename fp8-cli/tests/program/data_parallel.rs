@@ -85,7 +85,8 @@ fn a_signal_ends_all_after_one_step_with_one_checkpoint() {
         .unwrap();
     let started = Instant::now();
     // Both trainings are saved before the first step.
-    while !place.path().join("run/fp8/metadata.json").exists() && started.elapsed() < Duration::from_secs(5) {
+    let saved = place.path().join("run/fp8/checkpoint.safetensors");
+    while !saved.exists() && started.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(20));
     }
     std::thread::sleep(Duration::from_millis(500));
