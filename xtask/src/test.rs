@@ -5,11 +5,13 @@
 //! code a second time, without generating any. Benches run once as tests: criterion does so when it is not
 //! started by `cargo bench`.
 
+mod changes;
 mod examples;
 mod ignored;
 mod package;
 mod simulated;
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,7 +24,8 @@ use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, ptx, ti
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
-    /// Skips docs, doc tests, examples and benches
+    /// While you work: skips docs, doc tests, examples, benches and long trainings, and tests only the packages that have changed
+    /// since the last commit and those that depend on them
     #[arg(long)]
     fast: bool,
 }
@@ -46,13 +49,21 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
             .flat_map(|name| ["-p", name]);
         done(cmd!(sh, "cargo clippy {packages...} --no-default-features -- -D warnings").run())
     });
-    report.step("tests", || tests(&sh));
-    if cfg!(target_os = "linux") {
+    let changed = if options.fast { changes::packages(&sh, &workspace)? } else { None };
+    let has_changed = |packages: &[&str]| {
+        changed.as_ref().is_none_or(|changed| packages.iter().any(|package| changed.contains(*package)))
+    };
+    report.step("tests", || tests(&sh, options.fast, changed.as_ref()));
+    if cfg!(target_os = "linux") && has_changed(&KERNELS) {
         kernels(&sh, &mut report);
+    }
+    if cfg!(target_os = "linux") && (has_changed(&KERNELS) || has_changed(&["fp8-dist"])) {
         // Whether quantized gathers carry a transposed copy depends on the architecture; the tests have run on sm_90.
         report.step("NCCL and gathers on sm_89 and sm_100", || {
             gpu_test::simulated(&sh, "fp8-dist", &[89, 100])
         });
+    }
+    if cfg!(target_os = "linux") {
         report.step("attack, a short draw", || checks::short_attack(&sh));
     }
     if !options.fast {
@@ -83,13 +94,31 @@ fn done(result: xshell::Result<()>) -> Result<String> {
     Ok(result.map(|()| String::new())?)
 }
 
-fn tests(sh: &Shell) -> Result<String> {
+/// The packages of the kernels and of the simulated GPU that runs them.
+const KERNELS: [&str; 3] = ["fp8-kernels", "fp8-cuda-sim", "ptx-interp"];
+
+/// All tests, or with `is_fast` those of `changed` packages and of what depends on them, without long trainings.
+fn tests(sh: &Shell, is_fast: bool, changed: Option<&BTreeSet<String>>) -> Result<String> {
     if cmd!(sh, "cargo nextest --version").quiet().ignore_stderr().ignore_stdout().run().is_ok() {
         // A process for each case on the simulated GPU would take twice the time: they follow in one process.
-        let filter = "not (binary_id(fp8-kernels::conformance) & test(/^cuda-sim::/))";
-        let options = ["--no-fail-fast", "--status-level", "slow", "-E", filter];
+        let mut filter = "not (binary_id(fp8-kernels::conformance) & test(/^cuda-sim::/))".to_owned();
+        if is_fast {
+            filter += " & not binary_id(fp8-nn::convergence)";
+        }
+        if let Some(changed) = changed {
+            let dependents: Vec<String> =
+                changed.iter().map(|package| format!("rdeps(={package})")).collect();
+            filter = format!("{filter} & ({})", dependents.join(" | "));
+        }
+        let options = ["--no-fail-fast", "--status-level", "slow", "-E", &filter];
         cmd!(sh, "cargo nextest run --workspace --all-features {options...}").run()?;
-        Ok("by cargo-nextest".to_owned())
+        Ok(match changed {
+            Some(changed) => format!(
+                "of {} and what depends on them",
+                Vec::from_iter(changed.iter().map(String::as_str)).join(", ")
+            ),
+            None => "by cargo-nextest".to_owned(),
+        })
     } else {
         cmd!(sh, "cargo test --workspace --lib --bins --tests --all-features --no-fail-fast").run()?;
         Ok("by cargo test".to_owned())
