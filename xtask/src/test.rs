@@ -24,7 +24,7 @@ use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, ptx, ti
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
-    /// While you work: skips docs, doc tests, examples, benches and long trainings, and tests only the packages that have changed
+    /// While you work: skips docs, doc tests, examples, benches, long trainings and injected faults, and tests only the packages that have changed
     /// since the last commit and those that depend on them
     #[arg(long)]
     fast: bool,
@@ -97,13 +97,13 @@ fn done(result: xshell::Result<()>) -> Result<String> {
 /// The packages of the kernels and of the simulated GPU that runs them.
 const KERNELS: [&str; 3] = ["fp8-kernels", "fp8-cuda-sim", "ptx-interp"];
 
-/// All tests, or with `is_fast` those of `changed` packages and of what depends on them, without long trainings.
+/// All tests, or with `is_fast` those of `changed` packages and of what depends on them, without long trainings and injected faults.
 fn tests(sh: &Shell, is_fast: bool, changed: Option<&BTreeSet<String>>) -> Result<String> {
     if cmd!(sh, "cargo nextest --version").quiet().ignore_stderr().ignore_stdout().run().is_ok() {
         // A process for each case on the simulated GPU would take twice the time: they follow in one process.
         let mut filter = "not (binary_id(fp8-kernels::conformance) & test(/^cuda-sim::/))".to_owned();
         if is_fast {
-            filter += " & not binary_id(fp8-nn::convergence)";
+            filter += " & not (binary_id(fp8-nn::convergence) | binary_id(fp8-nn::faults_on_gpu))";
         }
         if let Some(changed) = changed {
             let dependents: Vec<String> =
