@@ -24,8 +24,8 @@ use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, ptx, ti
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
-    /// While you work: skips docs, doc tests, examples, benches, long trainings and injected faults, and tests only the packages that have changed
-    /// since the last commit and those that depend on them
+    /// While you work: skips docs, doc tests, examples, benches, long trainings and injected faults, and tests only the packages
+    /// that have changed since the last commit and those that depend on them
     #[arg(long)]
     fast: bool,
 }
@@ -97,7 +97,8 @@ fn done(result: xshell::Result<()>) -> Result<String> {
 /// The packages of the kernels and of the simulated GPU that runs them.
 const KERNELS: [&str; 3] = ["fp8-kernels", "fp8-cuda-sim", "ptx-interp"];
 
-/// All tests, or with `is_fast` those of `changed` packages and of what depends on them, without long trainings and injected faults.
+/// All tests, or with `is_fast` those of `changed` packages and of what depends on them, without long trainings and injected
+/// faults.
 fn tests(sh: &Shell, is_fast: bool, changed: Option<&BTreeSet<String>>) -> Result<String> {
     if cmd!(sh, "cargo nextest --version").quiet().ignore_stderr().ignore_stdout().run().is_ok() {
         // A process for each case on the simulated GPU would take twice the time: they follow in one process.
