@@ -6,6 +6,7 @@
 
 use crate::exchange::Exchange;
 use crate::message::{Message, Operation, Part, call_of};
+use crate::rendezvous::array;
 use crate::{Error, Failure, Result};
 use fp8_kernels::{DType, Device, Tensor};
 use std::fmt::Debug;
@@ -146,14 +147,9 @@ impl Request {
     }
 
     fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
-        fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-            let (taken, rest) = bytes.split_first_chunk()?;
-            *bytes = rest;
-            Some(*taken)
-        }
-        let [has_color] = take(&mut bytes)?;
-        let color = u64::from_le_bytes(take(&mut bytes)?);
-        let (key, secret) = (u64::from_le_bytes(take(&mut bytes)?), take(&mut bytes)?);
+        let [has_color] = array(&mut bytes)?;
+        let color = u64::from_le_bytes(array(&mut bytes)?);
+        let (key, secret) = (u64::from_le_bytes(array(&mut bytes)?), array(&mut bytes)?);
         let address = match bytes {
             [] => None,
             text => Some(std::str::from_utf8(text).ok()?.parse().ok()?),

@@ -44,6 +44,7 @@ mod visit;
 use crate::timed::Until;
 use crate::{Environment, Error, Result};
 use hello::Hello;
+pub(crate) use hello::array;
 use meeting::Meeting;
 pub(crate) use proof::random;
 use protocol::MAX_TEXT;

@@ -99,7 +99,7 @@ impl Hello {
 }
 
 /// Splits off the next bytes.
-pub(super) fn array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+pub(crate) fn array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (taken, rest) = bytes.split_first_chunk()?;
     *bytes = rest;
     Some(*taken)
