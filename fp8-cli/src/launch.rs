@@ -18,7 +18,8 @@ Example:
 
 Each process is told who it is by the variables that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and others), which
 fp8_dist::Environment::detect reads. They have no input. Lines of output begin with the rank. If a process fails, the others are
-stopped, and its exit code is that of fp8 launch. Ctrl-C is passed on; the third one kills. On several machines, use torchrun, mpirun or srun instead.";
+stopped, and its exit code is that of fp8 launch. Ctrl-C is passed on; the third one kills. On several machines, use torchrun,
+mpirun or srun instead.";
 
 /// The time that processes have to end by themselves when another one has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,7 +38,7 @@ pub(crate) struct Launch {
     #[arg(short = 'n', value_name = "N", value_parser = processes)]
     processes: u16,
     /// The command and its arguments; `fp8` is this program
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 

@@ -171,6 +171,14 @@ fn a_process_of_a_group() {
 }
 
 #[test]
+fn the_dashes_before_a_command_may_be_left_out() {
+    let (code, out, error) = run(Path::new("/"), ["launch", "-n", "1", "printf", "%s\\n", "-n", "--", "x"]);
+    assert_eq!((code, &*out, &*error), (0, "[0] -n\n[0] --\n[0] x\n", ""));
+    let (code, _, error) = run(Path::new("/"), ["launch", "--nn", "1", "true"]);
+    assert_eq!((code, error.contains("unknown option --nn")), (2, true), "{error}");
+}
+
+#[test]
 fn fp8_is_this_program() {
     let (code, out, error) = run(Path::new("/"), ["launch", "-n", "2", "--", "fp8", "--version"]);
     assert_eq!((code, &*error), (0, ""));
