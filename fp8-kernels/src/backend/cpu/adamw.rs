@@ -1,11 +1,10 @@
 //! Reference of `adamw` and `adamw_many`.
 
-use super::{Buffer, dispatch::vectorized, parallel::CHUNK, quantize};
+use super::{Buffer, dispatch::vectorized, parallel, parallel::CHUNK, quantize};
 use crate::element::Float;
 use crate::ops::{AdamWGroup, AdamWStep, AdamWTensor, Factors, NormCheck};
 use crate::{Fp8Tensor, Result};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 pub(crate) fn adamw(mut tensor: AdamWTensor<'_>, step: &AdamWStep) -> Result<()> {
     one(&mut tensor, &Factors::new(step))
@@ -20,7 +19,7 @@ pub(crate) fn adamw_many(
 }
 
 fn many(tensors: &mut [AdamWTensor<'_>], factors: &Factors) -> Result<Vec<Option<Fp8Tensor>>> {
-    tensors.par_iter_mut().try_for_each(|tensor| one(tensor, factors))?;
+    parallel::try_for_each(tensors.iter_mut(), |tensor| one(tensor, factors))?;
     quantize_all(tensors)
 }
 
@@ -83,11 +82,13 @@ struct State<'a> {
     exp_avg_sq: &'a mut [f32],
 }
 
+/// Values in f32 while they are updated: so many stay in the first cache.
+const PIECE: usize = 1024;
+
 /// Chunk by chunk; no element reads another.
 fn update<T: Float>(param: &mut [T], main: Option<&mut [f32]>, state: State<'_>, factors: &Factors) {
-    let grads = state.grad.par_chunks(CHUNK);
-    let moments = state.exp_avg.par_chunks_mut(CHUNK).zip(state.exp_avg_sq.par_chunks_mut(CHUNK));
-    let chunks = param.par_chunks_mut(CHUNK).zip(grads).zip(moments);
+    let moments = state.exp_avg.chunks_mut(CHUNK).zip(state.exp_avg_sq.chunks_mut(CHUNK));
+    let chunks = param.chunks_mut(CHUNK).zip(state.grad.chunks(CHUNK)).zip(moments);
     let chunk = |param: &mut [T], values: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]| {
         for ((value, &g), (m, v)) in values.iter_mut().zip(grad).zip(m.iter_mut().zip(v)) {
             *value = factors.step(*value, g, m, v);
@@ -96,15 +97,19 @@ fn update<T: Float>(param: &mut [T], main: Option<&mut [f32]>, state: State<'_>,
     };
     match main {
         Some(main) => {
-            chunks.zip(main.par_chunks_mut(CHUNK)).for_each(|(((param, grad), (m, v)), main)| {
+            parallel::for_each(chunks.zip(main.chunks_mut(CHUNK)), |(((param, grad), (m, v)), main)| {
                 vectorized(|| chunk(param, main, grad, m, v));
             });
         }
-        None => chunks.for_each_init(Vec::new, |scratch, ((param, grad), (m, v))| {
+        None => parallel::for_each(chunks, |((param, grad), (m, v))| {
             vectorized(|| {
-                scratch.resize(param.len(), 0.0);
-                T::widen(param, scratch);
-                chunk(param, scratch, grad, m, v);
+                let mut values = [0.0; PIECE];
+                let moments = m.chunks_mut(PIECE).zip(v.chunks_mut(PIECE));
+                for ((param, grad), (m, v)) in param.chunks_mut(PIECE).zip(grad.chunks(PIECE)).zip(moments) {
+                    let values = &mut values[..param.len()];
+                    T::widen(param, values);
+                    chunk(param, values, grad, m, v);
+                }
             });
         }),
     }

@@ -11,7 +11,6 @@ use crate::host::{self, Array};
 use crate::ops::{AttentionSaved, Problem, Sequences};
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, math};
 use heads::{Head, KEYS, Keys, LANES, QUERIES, Transposed, TransposedHead, add_product, scores};
-use rayon::prelude::*;
 use spans::{Dropped, Span, Visible, in_order, of_batch, spans};
 use std::ops::Range;
 
@@ -63,7 +62,7 @@ pub(crate) fn attention(
             tasks.push((span, head, first, o, max, sum));
         }
     }
-    tasks.into_par_iter().try_for_each(|(span, head, first, o, max, sum)| {
+    parallel::try_for_each(tasks.into_iter(), |(span, head, first, o, max, sum)| {
         let group = head / (p.heads / p.groups);
         let q = Head::new(&q, p.queries, p.heads, p.head_dim, span.batch, head).skip(span.queries.start);
         let v = Head::new(&v, keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
@@ -125,8 +124,8 @@ pub(crate) fn attention_backward(
     if ![q_step, k_step, per_group].contains(&0) {
         let [k_transposed, v_transposed] = [&k, &v].map(|x| Transposed::new(op, x, [p.keys; 2], p));
         let (k_transposed, v_transposed) = (k_transposed?, v_transposed?);
-        let tasks = dq.par_chunks_mut(per_group * q_step).zip(dk.par_chunks_mut(k_step));
-        tasks.zip(dv.par_chunks_mut(k_step)).enumerate().try_for_each(|(index, ((dq, dk), dv))| {
+        let tasks = dq.chunks_mut(per_group * q_step).zip(dk.chunks_mut(k_step)).zip(dv.chunks_mut(k_step));
+        parallel::try_for_each(tasks.enumerate(), |(index, ((dq, dk), dv))| {
             let (batch, group) = (index / p.groups, index % p.groups);
             for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
                 let head = group * per_group + i;

@@ -6,7 +6,6 @@ use super::{Floats, parallel};
 use crate::element::Float;
 use crate::{DType, Result, Tensor};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (left, right) = (Floats::of(a, "add", "a")?, Floats::of(b, "add", "b")?);
@@ -129,7 +128,7 @@ pub(crate) fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<
     fn multiply<T: Float>(x: &mut [T], factor: f32) {
         // Nothing to do. A NaN stays a NaN.
         if factor != 1.0 {
-            x.par_chunks_mut(parallel::CHUNK).for_each(|x| vectorized(Multiply(x, factor)));
+            parallel::for_each(x.chunks_mut(parallel::CHUNK), |x| vectorized(Multiply(x, factor)));
         }
     }
     match x.dtype() {

@@ -18,16 +18,20 @@ where
     I: ExactSizeIterator<Item: Send> + Send,
 {
     let others = items.len().min(rayon::current_num_threads()).saturating_sub(1);
-    if others == 0 {
-        return items.for_each(f);
-    }
     let items = Mutex::new(items);
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
+    on_threads(others, &|| {
         while let Some(item) = next() {
             f(item);
         }
-    };
+    });
+}
+
+/// Calls `work` here and on `others` threads of the current pool. Compiled once, not once for each kernel.
+fn on_threads(others: usize, work: &(dyn Fn() + Sync)) {
+    if others == 0 {
+        return work();
+    }
     rayon::in_place_scope(|scope| {
         (0..others).for_each(|_| scope.spawn(|_| work()));
         work();

@@ -1,10 +1,10 @@
 //! Heads of queries, keys and values, and products of their rows.
 
 use super::super::matmul::{Strided, Unpacked, product, transpose};
+use super::super::parallel;
 use crate::Result;
 use crate::host::Array;
 use crate::ops::Problem;
-use rayon::prelude::*;
 
 /// One head of one batch entry: rows of `[.., heads, head_dim]`.
 #[derive(Clone, Copy)]
@@ -75,7 +75,7 @@ impl Transposed {
         let (stride, dim) = (seen.next_multiple_of(LANES) + LANES, p.head_dim);
         let mut out = Array::zeroed(op, p.batch * p.groups * dim * stride)?;
         if seen > 0 {
-            out.par_chunks_mut(dim * stride).enumerate().try_for_each(|(index, out)| {
+            parallel::try_for_each(out.chunks_mut(dim * stride).enumerate(), |(index, out)| {
                 let x = Head::new(data, keys, p.groups, dim, index / p.groups, index % p.groups);
                 transpose([seen, dim], x.data, x.stride, out, stride)
             })?;
