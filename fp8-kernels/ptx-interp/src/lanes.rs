@@ -51,19 +51,24 @@ thread_local! {
 const KEPT: usize = 32;
 
 impl Registers {
-    /// So many 32-bit registers, 64-bit registers and predicates without a mark. Their values are any: an unwritten value
-    /// goes nowhere without its mark.
+    /// At least so many 32-bit registers, 64-bit registers and predicates, and as many marks, of which none is set. The values are
+    /// any: an unwritten value goes nowhere without its mark.
     pub(crate) fn new([w, d, p]: [usize; 3]) -> Self {
         fn unmarked(file: &mut Vec<u32>, len: usize) {
             file.clear();
             file.resize(len, 0);
         }
+        fn grow<T: Copy + Default>(file: &mut Vec<T>, len: usize) {
+            if file.len() < len {
+                file.resize(len, T::default());
+            }
+        }
         // A thread that ends may still launch, when it drops its device.
         let spare = SPARE.try_with(|spare| spare.borrow_mut().pop());
         let mut registers = spare.ok().flatten().unwrap_or_default();
-        registers.w.resize(w, [0; 32]);
-        registers.d.resize(d, [0; 32]);
-        registers.p.resize(p, 0);
+        grow(&mut registers.w, w);
+        grow(&mut registers.d, d);
+        grow(&mut registers.p, p);
         unmarked(&mut registers.w_set, w);
         unmarked(&mut registers.d_set, d);
         unmarked(&mut registers.p_set, p);
@@ -293,5 +298,7 @@ mod tests {
         registers.recycle();
         let registers = Registers::new([2, 1, 1]);
         assert_eq!((registers.w.len(), registers.w_set, registers.p_set), (2, vec![0, 0], vec![0]));
+        let fewer = Registers::new([0, 1, 1]);
+        assert!(fewer.w_set.is_empty(), "the values are kept, the marks are not");
     }
 }

@@ -17,6 +17,14 @@ impl InitMap {
         Self { words: vec![0; bytes.div_ceil(64)], missing: bytes }
     }
 
+    /// The word that holds a range of 1 to 64 bytes, and the range's bits in it, if it is one word. Every access of a lane has one:
+    /// it is aligned to its size.
+    #[inline]
+    fn word(offset: usize, len: usize) -> Option<(usize, u64)> {
+        let from = offset % 64;
+        (from + len <= 64 && len > 0).then(|| (offset / 64, (!0u64 >> (64 - len)) << from))
+    }
+
     /// The words a range touches, each with the range's bits in it.
     fn parts(offset: usize, len: usize) -> impl Iterator<Item = (usize, u64)> {
         let end = offset + len;
@@ -37,9 +45,12 @@ impl InitMap {
     /// Whether all bytes of the range have been written.
     #[inline]
     pub(crate) fn all(&self, offset: usize, len: usize) -> bool {
+        let holds = |(word, bits)| self.words.get(word).is_some_and(|w| w & bits == bits);
         self.missing == 0
-            || Self::parts(offset, len)
-                .all(|(word, bits)| self.words.get(word).is_some_and(|w| w & bits == bits))
+            || match Self::word(offset, len) {
+                Some(part) => holds(part),
+                None => Self::parts(offset, len).all(holds),
+            }
     }
 
     #[inline]
@@ -47,16 +58,19 @@ impl InitMap {
         if written && self.missing == 0 {
             return;
         }
-        for (word, bits) in Self::parts(offset, len) {
-            let Some(w) = self.words.get_mut(word) else { continue };
-            let changed = bits & if written { !*w } else { *w };
-            if changed == 0 {
-                continue;
-            }
-            *w ^= changed;
-            let count = changed.count_ones() as usize;
-            self.missing = if written { self.missing - count } else { self.missing + count };
+        match Self::word(offset, len) {
+            Some(part) => self.set_part(part, written),
+            None => Self::parts(offset, len).for_each(|part| self.set_part(part, written)),
         }
+    }
+
+    #[inline]
+    fn set_part(&mut self, (word, bits): (usize, u64), written: bool) {
+        let Some(w) = self.words.get_mut(word) else { return };
+        let changed = bits & if written { !*w } else { *w };
+        *w ^= changed;
+        let count = changed.count_ones() as usize;
+        self.missing = if written { self.missing - count } else { self.missing + count };
     }
 
     fn first_missing(&self, offset: usize, len: usize) -> Option<usize> {
