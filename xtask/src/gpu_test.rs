@@ -92,17 +92,20 @@ pub(crate) fn run() -> Result<ExitCode> {
 pub(crate) fn simulated(sh: &Shell, package: &str, archs: &[u32]) -> Result<String> {
     let suites: Vec<_> = suites().filter(|suite| suite.package == package).collect();
     let built = build(sh, &suites)?;
-    let mut lines = Vec::new();
-    for &arch in archs {
-        for suite in &suites {
+    let runs: Vec<_> =
+        archs.iter().flat_map(|&arch| suites.iter().map(move |&suite| (arch, suite))).collect();
+    let lines = process::each(&runs, process::cores(), |_, &(arch, suite)| {
+        let run = || -> Result<String> {
             let (outcome, output) = outcome(Gpu::Simulated(arch), suite, &built)?;
             let line = format!("sm_{arch}: {}", line(suite, &outcome));
             if !outcome.is_good() || outcome.passed.is_empty() {
                 return Err(format!("{}\n{line}", outcome.failures(&output)).into());
             }
-            lines.push(line);
-        }
-    }
+            Ok(line)
+        };
+        run().map_err(|error| error.to_string()) // which can go to another thread
+    });
+    let lines = lines.into_iter().collect::<std::result::Result<Vec<_>, _>>()?;
     Ok(lines.join("; "))
 }
 

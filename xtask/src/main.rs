@@ -9,6 +9,7 @@ mod bench;
 mod chaos;
 mod checks;
 mod conformance;
+mod convergence;
 mod gpu_bundle;
 mod gpu_test;
 mod mutants;
@@ -39,7 +40,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs what CI's main job checks: format, lints, tests, docs, examples, benches once (about ten minutes from scratch)
+    /// Runs what CI's main job checks: format, lints, tests, docs, examples, benches once (a quarter of an hour from scratch)
     Test(test::Test),
     /// Checks rules of the tree that no compiler checks: file sizes, error messages, docs, links, circles of files (a second; part of `test`)
     Tidy(tidy::Tidy),
@@ -63,6 +64,8 @@ enum Task {
     Attack(checks::Passed),
     /// Attacks groups of processes: kills and suspends ranks, sends garbage, starts two jobs on one port (minutes)
     Chaos(chaos::Chaos),
+    /// Trains small models in FP8 and in high precision, from three seeds each, and compares their losses (minutes)
+    Convergence,
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
     Asan,
     /// Runs every crate's suites on this machine's CUDA device, or on a simulated one of the architecture that FP8_TEST_ARCH names; fails if a suite ran nothing (minutes)
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Task::Mutate(options) => mutate::run(&options),
         Task::MutateCodec(options) => mutate_codec::run(&options),
         Task::MutateCrates(options) => mutate_crates::run(&options),
+        Task::Convergence => convergence::run(),
         Task::Asan => asan::run(),
         Task::Attack(options) => checks::attack(&options),
         Task::Chaos(options) => chaos::run(&options),

@@ -20,7 +20,7 @@ use xshell::{Shell, cmd};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, ptx, tidy};
+use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, process, ptx, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -111,7 +111,9 @@ fn tests(sh: &Shell, is_fast: bool, changed: Option<&BTreeSet<String>>) -> Resul
                 changed.iter().map(|package| format!("rdeps(={package})")).collect();
             filter = format!("{filter} & ({})", dependents.join(" | "));
         }
-        let options = ["--no-fail-fast", "--status-level", "slow", "-E", &filter];
+        // One test more than there are processors: some tests wait for deadlines.
+        let threads = (process::cores() + 1).to_string();
+        let options = ["--no-fail-fast", "--status-level", "slow", "--test-threads", &threads, "-E", &filter];
         cmd!(sh, "cargo nextest run --workspace --all-features {options...}").run()?;
         Ok(match changed {
             Some(changed) => format!(

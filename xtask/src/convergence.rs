@@ -1,0 +1,16 @@
+//! `cargo xtask convergence`: small models trained in FP8 and in high precision, from all seeds.
+//!
+//! `cargo xtask test` takes the first seed only. One process runs all tests, so that they share the trainings in high precision.
+
+use std::process::ExitCode;
+
+use xshell::cmd;
+
+use crate::workspace::{Result, shell};
+
+pub(crate) fn run() -> Result<ExitCode> {
+    let sh = shell()?;
+    let build = ["--workspace", "--all-features", "--test", "convergence"];
+    cmd!(sh, "cargo test {build...} -- --include-ignored --nocapture").run()?;
+    Ok(ExitCode::SUCCESS)
+}
