@@ -4,6 +4,7 @@
 //! as the first rank of its new group. Every rank then knows all new groups. A new group has connections of its own, so that it
 //! outlives the group that was divided, and the failure of one does not end the other.
 
+use crate::direct::Direct;
 use crate::exchange::Exchange;
 use crate::message::{Message, Operation, Part, call_of};
 use crate::rendezvous::array;
@@ -20,6 +21,8 @@ pub(crate) type Ranks = Vec<usize>;
 pub(crate) struct End {
     pub(crate) exchange: Box<dyn Exchange>,
     pub(crate) divide: Box<dyn Divide>,
+    /// Connections between all ranks; none where messages reach them in any case.
+    pub(crate) direct: Option<Box<dyn Direct>>,
 }
 
 /// A way to form groups of some ranks of a group.
@@ -68,46 +71,22 @@ impl<'a> Division<'a> {
         }
     }
 
-    /// Whether this rank joins a new group.
-    pub(crate) const fn joins(&self) -> bool {
-        self.color.is_some()
-    }
-
-    pub(crate) fn request(&self, address: Option<SocketAddr>, secret: [u8; 16]) -> Request {
-        Request { color: self.color, key: self.key, address, secret }
+    /// The color and the key of this rank.
+    pub(crate) const fn color_and_key(&self) -> (Option<u64>, u64) {
+        (self.color, self.key)
     }
 
     /// Exchanges the requests of all ranks. Returns this rank's place in its new group; `None` if it joins none.
     pub(crate) fn agree(&self, exchange: &dyn Exchange, request: &Request) -> Result<Option<Place>> {
-        let bytes = request.to_bytes();
-        let shape = [bytes.len()];
-        let data = Tensor::from_vec(bytes, shape, &Device::cpu())?;
-        let part = Part { dtype: DType::U8, shape: shape.into(), data: Some(data) };
-        let all = exchange.exchange(Message::new(Operation::Split, &self.what).with(part))?;
+        let all = exchange.exchange(Message::new(Operation::Split, &self.what).with(request.part()?))?;
         if let Some(value) = self.wrong.clone() {
             let remedy = "expected different ranks of the group, at least one";
             return Err(Error::Option { id: self.id.to_owned(), option: "ranks", value, remedy });
         }
-        let requests = all.iter().map(|message| {
-            let data = message.part.as_ref()?.data.as_ref()?;
-            Request::from_bytes(data.as_slice::<u8>().ok()?)
-        });
-        let Some(requests) = requests.collect::<Option<Vec<_>>>() else {
-            let (call, reason) = (call_of(&all), "a rank sent a request that is none".to_owned());
-            let failure = Failure::GaveUp { rank: exchange.rank(), reason };
-            exchange.fail(failure.clone());
-            return Err(Error::Failed { call, failure });
-        };
+        let requests = requests_of(exchange, &all)?;
         let Some(ranks) = ranks_of(&requests, exchange.rank()) else { return Ok(None) };
         let rank = ranks.iter().position(|&rank| rank == exchange.rank());
-        let mut first = ranks.first().and_then(|&first| requests.get(first)).cloned();
-        // Who has reached rank 0 within a machine is on that of rank 0.
-        if let Some(Request { address: Some(address), .. }) = &mut first
-            && let Some(Request { address: Some(of_rank_0), .. }) = requests.first()
-            && address.ip().is_loopback()
-        {
-            address.set_ip(of_rank_0.ip());
-        }
+        let first = ranks.first().and_then(|&first| requests.get(first)).cloned();
         Ok(rank.zip(first).map(|(rank, first)| Place { rank, ranks, first }))
     }
 }
@@ -136,6 +115,14 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// The request as a rank sends it.
+    pub(crate) fn part(&self) -> Result<Part> {
+        let bytes = self.to_bytes();
+        let shape = [bytes.len()];
+        let data = Tensor::from_vec(bytes, shape, &Device::cpu())?;
+        Ok(Part { dtype: DType::U8, shape: shape.into(), data: Some(data) })
+    }
+
     /// A flag for the color, color, key, secret, and the address as text.
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![u8::from(self.color.is_some())];
@@ -156,6 +143,30 @@ impl Request {
         };
         Some(Self { color: (has_color == 1).then_some(color), key, address, secret })
     }
+}
+
+/// Returns the requests of all ranks, with addresses that reach them from other machines.
+pub(crate) fn requests_of(exchange: &dyn Exchange, all: &[Message]) -> Result<Vec<Request>> {
+    let requests = all.iter().map(|message| {
+        let data = message.part.as_ref()?.data.as_ref()?;
+        Request::from_bytes(data.as_slice::<u8>().ok()?)
+    });
+    let Some(mut requests) = requests.collect::<Option<Vec<_>>>() else {
+        let (call, reason) = (call_of(all), "a rank sent a request that is none".to_owned());
+        let failure = Failure::GaveUp { rank: exchange.rank(), reason };
+        exchange.fail(failure.clone());
+        return Err(Error::Failed { call, failure });
+    };
+    // Who has reached rank 0 within a machine is on that of rank 0.
+    let of_rank_0 = requests.first().and_then(|request| request.address);
+    for address in requests.iter_mut().filter_map(|request| request.address.as_mut()) {
+        if let Some(of_rank_0) = of_rank_0
+            && address.ip().is_loopback()
+        {
+            address.set_ip(of_rank_0.ip());
+        }
+    }
+    Ok(requests)
 }
 
 /// The new group of `rank`.

@@ -24,6 +24,16 @@ pub(crate) fn cut(x: &Tensor, range: Range<usize>, shape: Shape, device: &Device
     }
 }
 
+/// Returns `x`, which is in host memory, on `device`.
+pub(crate) fn placed(x: Tensor, device: &Device) -> Result<Tensor> {
+    if *device == Device::cpu() { Ok(x) } else { Ok(x.to_device(device)?) }
+}
+
+/// A tensor of zeros in host memory.
+pub(crate) fn zeros(dtype: DType, shape: Shape) -> Result<Tensor> {
+    Ok(Tensor::zeros(shape, dtype, &Device::cpu())?)
+}
+
 /// Stores `result` in `x`, which has its shape and dtype and shares its storage with nothing. `name` is that of `x` in errors.
 pub(crate) fn store(result: &Tensor, x: &mut Tensor, name: &str) -> Result<()> {
     fn values<T: Element>(result: &Tensor, x: &mut Tensor, name: &str) -> Result<()> {
@@ -36,6 +46,32 @@ pub(crate) fn store(result: &Tensor, x: &mut Tensor, name: &str) -> Result<()> {
         DType::I32 => values::<i32>(result, x, name),
         DType::U8 => values::<u8>(result, x, name),
     }
+}
+
+/// Returns the bytes of the elements of `x`, which is in host memory and shared with nothing.
+pub(crate) fn bytes_mut(x: &mut Tensor) -> Result<&mut [u8]> {
+    const NAME: &str = "a tensor of the host";
+    Ok(match x.dtype() {
+        DType::F32 => bytemuck::cast_slice_mut(x.as_mut_slice::<f32>(NAME)?),
+        DType::BF16 => bytemuck::cast_slice_mut(x.as_mut_slice::<bf16>(NAME)?),
+        DType::F16 => bytemuck::cast_slice_mut(x.as_mut_slice::<f16>(NAME)?),
+        DType::I32 => bytemuck::cast_slice_mut(x.as_mut_slice::<i32>(NAME)?),
+        DType::U8 => x.as_mut_slice::<u8>(NAME)?,
+    })
+}
+
+/// Copies the bytes of the elements of `x`, which is in host memory, to `room`, which has their size.
+pub(crate) fn store_bytes(x: &Tensor, room: &mut [u8]) -> Result<()> {
+    let bytes = match x.dtype() {
+        DType::F32 => bytemuck::cast_slice(x.as_slice::<f32>()?),
+        DType::BF16 => bytemuck::cast_slice(x.as_slice::<bf16>()?),
+        DType::F16 => bytemuck::cast_slice(x.as_slice::<f16>()?),
+        DType::I32 => bytemuck::cast_slice(x.as_slice::<i32>()?),
+        DType::U8 => x.as_slice::<u8>()?,
+    };
+    let len = room.len().min(bytes.len());
+    room[..len].copy_from_slice(&bytes[..len]);
+    Ok(())
 }
 
 /// Concatenates the elements of `parts`, which have the same dtype and together fill `shape`.
@@ -69,9 +105,9 @@ pub(crate) fn reduce(parts: &[&Tensor], op: ReduceOp) -> Result<Option<Tensor>> 
     let Some(first) = parts.first().filter(|first| is_reducible(first.dtype(), op)) else { return Ok(None) };
     let shape = *first.shape();
     match first.dtype() {
-        DType::F32 => floats::<f32>(parts, shape, op, |x| x, |x| x).map(Some),
-        DType::BF16 => floats(parts, shape, op, bf16::to_f32, bf16::from_f32).map(Some),
-        DType::F16 => floats(parts, shape, op, f16::to_f32, f16::from_f32).map(Some),
+        DType::F32 => floats::<f32>(parts, shape, op).map(Some),
+        DType::BF16 => floats::<bf16>(parts, shape, op).map(Some),
+        DType::F16 => floats::<f16>(parts, shape, op).map(Some),
         DType::I32 | DType::U8 => integers(parts, shape, op),
     }
 }
@@ -84,21 +120,50 @@ pub(crate) const fn is_reducible(dtype: DType, op: ReduceOp) -> bool {
     }
 }
 
-fn floats<T: Element>(
-    parts: &[&Tensor],
-    shape: Shape,
+/// An element of reductions in f32.
+pub(crate) trait Reducible: Element {
+    /// Combines `parts`, which have the length of `out`, in their order.
+    fn combine(parts: &[&[Self]], op: ReduceOp, out: &mut [Self]);
+}
+
+impl Reducible for f32 {
+    fn combine(parts: &[&[Self]], op: ReduceOp, out: &mut [Self]) {
+        combine_floats(parts, op, out, |x| x, |x| x);
+    }
+}
+
+impl Reducible for bf16 {
+    fn combine(parts: &[&[Self]], op: ReduceOp, out: &mut [Self]) {
+        combine_floats(parts, op, out, Self::to_f32, Self::from_f32);
+    }
+}
+
+impl Reducible for f16 {
+    fn combine(parts: &[&[Self]], op: ReduceOp, out: &mut [Self]) {
+        combine_floats(parts, op, out, Self::to_f32, Self::from_f32);
+    }
+}
+
+fn floats<T: Reducible>(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Result<Tensor> {
+    let slices = parts.iter().map(|part| part.as_slice::<T>()).collect::<fp8_kernels::Result<Vec<_>>>()?;
+    let mut out = vec![T::default(); shape.numel()];
+    T::combine(&slices, op, &mut out);
+    Ok(Tensor::from_vec(out, shape, &Device::cpu())?)
+}
+
+fn combine_floats<T: Element>(
+    parts: &[&[T]],
     op: ReduceOp,
+    out: &mut [T],
     widen: impl Fn(T) -> f32,
     round: impl Fn(f32) -> T,
-) -> Result<Tensor> {
-    let slices = parts.iter().map(|part| part.as_slice::<T>()).collect::<fp8_kernels::Result<Vec<_>>>()?;
-    let ranks = parts.len() as f32;
-    let (mut out, mut piece) = (Vec::with_capacity(shape.numel()), [0.0; PIECE]);
-    for start in (0..shape.numel()).step_by(PIECE) {
-        let piece = &mut piece[..PIECE.min(shape.numel() - start)];
-        for (index, slice) in slices.iter().enumerate() {
+) {
+    let (ranks, mut piece) = (parts.len() as f32, [0.0; PIECE]);
+    for (start, out) in (0..).step_by(PIECE).zip(out.chunks_mut(PIECE)) {
+        let piece = &mut piece[..out.len()];
+        for (index, part) in parts.iter().enumerate() {
             // The shapes were checked when the ranks compared them.
-            let values = slice.get(start..).unwrap_or_default().iter().map(|&value| widen(value));
+            let values = part.get(start..).unwrap_or_default().iter().map(|&value| widen(value));
             let pairs = piece.iter_mut().zip(values);
             match op {
                 // Not 0 + …, which would lose the sign of −0.
@@ -110,9 +175,8 @@ fn floats<T: Element>(
         if op == ReduceOp::Avg {
             piece.iter_mut().for_each(|sum| *sum /= ranks);
         }
-        out.extend(piece.iter().map(|&value| round(value)));
+        out.iter_mut().zip(&*piece).for_each(|(out, &value)| *out = round(value));
     }
-    Ok(Tensor::from_vec(out, shape, &Device::cpu())?)
 }
 
 fn integers(parts: &[&Tensor], shape: Shape, op: ReduceOp) -> Result<Option<Tensor>> {

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod agreement;
+mod direct;
 mod division;
 mod environment;
 mod error;

@@ -1,6 +1,6 @@
 //! Groups whose ranks are threads of one process.
 
-use crate::division::{Divide, Division, End, Ranks};
+use crate::division::{Divide, Division, End, Ranks, Request};
 use crate::exchange::Exchange;
 use crate::meeting::{Meeting, Seat};
 use crate::member::Member;
@@ -75,7 +75,7 @@ impl Threads {
     fn end(self: &Arc<Self>, rank: usize) -> End {
         let seat = Seat::new(&self.id, rank, self.world_size, self.meeting.clone());
         let divider = Divider { threads: self.clone(), divisions: Mutex::new(0) };
-        End { exchange: Box::new(seat), divide: Box::new(divider) }
+        End { exchange: Box::new(seat), divide: Box::new(divider), direct: None }
     }
 
     /// Returns the new group of `ranks`.
@@ -102,7 +102,8 @@ impl Divide for Divider {
     fn divide(&self, exchange: &dyn Exchange, division: &Division<'_>) -> Result<Option<(End, Ranks)>> {
         let mut divisions = self.divisions.lock();
         *divisions += 1;
-        let place = division.agree(exchange, &division.request(None, [0; 16]))?;
+        let (color, key) = division.color_and_key();
+        let place = division.agree(exchange, &Request { color, key, address: None, secret: [0; 16] })?;
         Ok(place.map(|place| {
             let group = self.threads.group(division.id, *divisions, &place.ranks);
             (group.end(place.rank), place.ranks)

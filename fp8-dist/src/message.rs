@@ -16,6 +16,7 @@ pub(crate) enum Operation {
     Broadcast { root: usize },
     Barrier,
     Split,
+    Connect,
 }
 
 /// A collective and the name it was called with.
@@ -37,6 +38,7 @@ impl fmt::Display for Call {
             Operation::Broadcast { root } => write!(f, "broadcast(from rank {root})"),
             Operation::Barrier => return write!(f, "barrier"),
             Operation::Split => write!(f, "split into"),
+            Operation::Connect => return write!(f, "connections between all ranks"),
         }?;
         write!(f, " `{}`", self.what)
     }
@@ -118,7 +120,7 @@ impl Message {
         }
         let shapes = || parts.map(|part| part.shape.to_string());
         match self.call.operation {
-            Operation::Split => None,
+            Operation::Split | Operation::Connect => None,
             Operation::AllGather if theirs.shape.get(1..) == ours.shape.get(1..) => None,
             Operation::AllGather => disagree("the shape, dimension 0 aside,", shapes()),
             _ if theirs.shape == ours.shape => None,

@@ -84,12 +84,14 @@ impl Met {
     }
 }
 
-/// Connects the ranks of group `id`. Rank 0 waits for the others at `listener`, if it has one already.
+/// Connects the ranks of group `id`. Rank 0 waits for the others at `listener`, if it has one already. As soon as `gives_up` returns
+/// true, a rank waits no longer, as if the deadline had passed.
 pub(crate) fn meet(
     id: &str,
     environment: &Environment,
     listener: Option<TcpListener>,
     deadline: Duration,
+    gives_up: &dyn Fn() -> bool,
 ) -> Result<Met> {
     environment.check()?;
     if id.len() > MAX_TEXT {
@@ -106,7 +108,7 @@ pub(crate) fn meet(
         Error::Network { id: id.to_owned(), what, source }
     })?;
     let own = Hello::new(id, environment, attempt);
-    let meeting = Meeting { id, environment, deadline, until, own };
+    let meeting = Meeting { id, environment, deadline, until, gives_up, own };
     match environment.rank {
         0 if environment.world_size == 1 => Ok(Met::Host(Vec::new())),
         0 => host::host(&meeting, listener).map(Met::Host),

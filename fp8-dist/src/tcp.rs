@@ -1,6 +1,6 @@
 //! Groups whose ranks are processes, connected to rank 0 by TCP.
 //!
-//! Rank 0 has the [`Meeting`] of all ranks. Two threads per remote rank receive its messages and send it the outcomes. A group of
+//! Rank 0 has the [`Meeting`] of all ranks; large tensors go over direct connections ([`mesh`]). Two threads per remote rank receive its messages and send it the outcomes. A group of
 //! processes therefore computes and reports exactly what a group of threads does: sums in rank order, one failure for all ranks.
 //! A connection that closes before its rank has left fails the group immediately.
 //!
@@ -10,22 +10,27 @@
 mod connection;
 mod guest;
 mod host;
+mod joining;
+mod mesh;
 mod network;
+mod streams;
 
 use crate::member::Member;
 use crate::{Environment, ProcessGroup, Result};
-pub(crate) use network::connect;
+pub(crate) use joining::connect;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Joins a group of processes and returns this process's handle. Every process of the group calls it; it returns when all have.
 ///
 /// `id` names the group within the job ("dp"). `environment` says which rank this process is and where rank 0 listens; with a
-/// launcher such as `torchrun`, pass [`Environment::detect`]. `deadline` is how long a rank waits for the others: to join, and then
-/// in each collective, including the transfer of the data.
+/// launcher such as `torchrun`, pass [`Environment::detect`]. `deadline` is how long a rank waits for the others: to join, to make
+/// the same call, and for the elements of a large tensor.
 ///
-/// Tensors stay on the CPU, and all traffic passes through rank 0. Traffic is not encrypted, and only joining is authenticated
-/// (by [`Environment::token`]), so use a network that you trust.
+/// Tensors stay on the CPU. Rank 0 compares the calls of all ranks and passes on small tensors. Tensors of more than 128 KiB go
+/// directly from rank to rank, over connections that are made for the first of them; of a sum, each rank computes a part. Traffic is
+/// not encrypted, and only the making of connections is authenticated (by [`Environment::token`]), so use a network that you
+/// trust.
 ///
 /// Two ranks, here in one process so that the example runs:
 ///
@@ -51,7 +56,7 @@ use std::time::Duration;
 /// A deadline of 0; an invalid environment; no free port. On every rank: a rank that does not join within the deadline, or joins
 /// with another world size, id, version or token; another job with the same settings.
 pub fn tcp(id: &str, environment: &Environment, deadline: Duration) -> Result<Arc<dyn ProcessGroup>> {
-    Ok(Arc::new(Member::new(connect(id, environment, None, deadline)?)))
+    Ok(Arc::new(Member::new(connect(id, environment, None, deadline, &|| false)?)))
 }
 
 #[cfg(test)]

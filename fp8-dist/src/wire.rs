@@ -74,6 +74,7 @@ fn bring(out: &mut impl Write, message: &Message) -> io::Result<()> {
         Operation::Barrier => (6, 0),
         Operation::AgreeOnState => (7, 0),
         Operation::Split => (8, 0),
+        Operation::Connect => (9, 0),
     };
     head.push(tag);
     put_number(&mut head, argument);
@@ -318,7 +319,7 @@ mod tests {
             (9, vec![], "a frame of kind 9 with a head of 0 bytes"),
             (5, vec![0], "a head with bytes left over"),
             (4, vec![1, 0, 0, 0, 0, 0, 0, 0], "a head that is too short"),
-            (1, [&[9][..], &[0; 8]].concat(), "collective 9"),
+            (1, [&[10][..], &[0; 8]].concat(), "collective 10"),
             (1, vec![2, 7, 0, 0, 0, 0, 0, 0, 0], "reduction 7"),
             (1, [&[3][..], &[0; 8], &[1, 0, 0, 0, 0xff]].concat(), "a text that is not UTF-8"),
             (1, gather(&[0, 0, 0, 0, 0, 0, 0, 0, 7]), "part 7"),

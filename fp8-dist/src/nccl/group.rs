@@ -61,7 +61,7 @@ pub fn nccl(
     device: &Device,
     deadline: Duration,
 ) -> Result<Arc<dyn ProcessGroup>> {
-    let end = connect(id, environment, None, deadline)?;
+    let end = connect(id, environment, None, deadline, &|| false)?;
     let members = (0..end.exchange.world_size()).collect();
     Ok(Arc::new(Group::new(end, members, device, deadline)?))
 }
@@ -139,7 +139,7 @@ pub(super) struct Group {
 impl Group {
     /// Joins the communicator of ranks that have connected.
     pub(super) fn new(
-        End { exchange: control, divide }: End,
+        End { exchange: control, divide, .. }: End,
         members: Vec<usize>,
         device: &Device,
         deadline: Duration,

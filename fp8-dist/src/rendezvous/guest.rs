@@ -68,7 +68,7 @@ pub(super) fn guest(meeting: &Meeting<'_>) -> Result<TcpStream> {
                 elsewhere = Some((failure, is_known));
             }
         }
-        if meeting.until.is_past() {
+        if meeting.is_over() {
             break;
         }
         thread::sleep(TICK);

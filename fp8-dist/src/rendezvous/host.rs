@@ -183,7 +183,7 @@ impl Host<'_> {
                 return self.welcome();
             }
             // If all ranks have arrived, the group is complete in a moment.
-            if failure.is_none() && self.meeting.until.is_past() && !self.missing().is_empty() {
+            if failure.is_none() && self.meeting.is_over() && !self.missing().is_empty() {
                 failure = Some(self.late());
             }
             if let Some(failure) = failure {

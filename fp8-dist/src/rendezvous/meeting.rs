@@ -12,10 +12,16 @@ pub(super) struct Meeting<'a> {
     pub(super) environment: &'a Environment,
     pub(super) deadline: Duration,
     pub(super) until: Until,
+    pub(super) gives_up: &'a dyn Fn() -> bool,
     pub(super) own: Hello,
 }
 
 impl Meeting<'_> {
+    /// Whether a rank waits no longer.
+    pub(super) fn is_over(&self) -> bool {
+        self.until.is_past() || (self.gives_up)()
+    }
+
     pub(super) fn ports(&self) -> impl Iterator<Item = u16> + use<> {
         let first = self.environment.master_port;
         let count = if self.environment.exact_port { 1 } else { PORTS };

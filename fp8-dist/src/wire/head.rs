@@ -84,6 +84,7 @@ impl<'a> Head<'a> {
             6 => Operation::Barrier,
             7 => Operation::AgreeOnState,
             8 => Operation::Split,
+            9 => Operation::Connect,
             _ => return Err(invalid(format!("collective {tag}"))),
         };
         Ok(Call { operation, what: self.text()? })

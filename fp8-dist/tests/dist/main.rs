@@ -9,6 +9,7 @@ mod failures;
 mod gather;
 mod gather_blocks;
 mod interleavings;
+mod large;
 mod quantizer;
 mod scaling;
 mod schedules;

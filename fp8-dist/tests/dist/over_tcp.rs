@@ -10,6 +10,7 @@ mod dtypes;
 mod events;
 mod failures;
 mod gather;
+mod large;
 mod leaving;
 mod ports;
 mod processes;

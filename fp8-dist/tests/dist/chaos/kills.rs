@@ -30,10 +30,11 @@ fn a_worker() {
     };
     child::answer("joined");
     let mut draw = Draw(environment.rank as u64);
-    let x = f32s(&[1.0; 5000], &[5000]);
-    loop {
+    // Those that pass through rank 0, and those that go directly.
+    let [small, large] = [5000, 300_000].map(|len| f32s(&vec![1.0; len], &[len]));
+    for x in [&small, &large].into_iter().cycle() {
         let started = Instant::now();
-        match group.all_reduce("x", &x, ReduceOp::Sum) {
+        match group.all_reduce("x", x, ReduceOp::Sum) {
             Ok(sum) => assert_eq!(sum.as_slice::<f32>().unwrap()[17], environment.world_size as f32),
             Err(error) => return fail("exchange", started, &error),
         }
