@@ -31,6 +31,9 @@ pub(crate) trait Job {
     /// Returns the number of bytes that come from a peer.
     fn bytes_from(&self, peer: usize) -> usize;
 
+    /// Returns how many of the bytes that come from a peer do not depend on those of others. If they are late, so is the peer itself.
+    fn bytes_owed(&self, peer: usize) -> usize;
+
     /// Returns bytes that can be sent to a peer that has been sent `sent` bytes. None if they must first be computed.
     fn outgoing(&self, peer: usize, sent: usize) -> &[u8];
 

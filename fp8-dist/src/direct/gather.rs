@@ -32,6 +32,10 @@ impl Job for Gather<'_> {
         self.place(peer).len()
     }
 
+    fn bytes_owed(&self, peer: usize) -> usize {
+        self.bytes_from(peer)
+    }
+
     fn outgoing(&self, _peer: usize, sent: usize) -> &[u8] {
         let place = self.place(self.rank);
         self.out.get(place.start + sent..place.end).unwrap_or_default()

@@ -93,6 +93,10 @@ impl<T: Reducible> Job for Reduce<'_, T> {
         self.part_bytes(self.rank) + self.returned_bytes(peer)
     }
 
+    fn bytes_owed(&self, _peer: usize) -> usize {
+        self.part_bytes(self.rank)
+    }
+
     fn outgoing(&self, peer: usize, sent: usize) -> &[u8] {
         let (mut range, mut skip) = (self.part(peer), sent);
         let bytes = self.part_bytes(peer);

@@ -98,6 +98,9 @@ impl Direct for Mesh {
         let failure = match trouble {
             Trouble::Failed(failure) => failure,
             Trouble::Late(missing) => report(exchange, Failure::Deadline { missing, waited: deadline }),
+            // Another rank may know for whom all wait.
+            Trouble::Stuck(missing) => cause(exchange, GOODBYE.min(deadline))
+                .unwrap_or_else(|| report(exchange, Failure::Deadline { missing, waited: deadline })),
             Trouble::System(error) => {
                 report(exchange, Failure::GaveUp { rank: exchange.rank(), reason: error.to_string() })
             }

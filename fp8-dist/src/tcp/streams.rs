@@ -30,8 +30,10 @@ pub(super) struct Streams {
 pub(super) enum Trouble {
     /// The connection to a peer has closed.
     Lost(usize, io::Error),
-    /// These peers have not sent or taken everything in time.
+    /// These peers have not sent in time what they owe.
     Late(Vec<usize>),
+    /// These peers have not sent or taken everything in time, perhaps because they wait for others.
+    Stuck(Vec<usize>),
     /// The group has failed.
     Failed(Failure),
     /// The system does not say which connections are ready.
@@ -75,7 +77,7 @@ impl Streams {
         let mut progress = vec![Progress::default(); self.streams.len()];
         let mut idle = 0;
         loop {
-            let (mut has_moved, mut missing) = (false, Vec::new());
+            let (mut has_moved, mut owing, mut missing) = (false, Vec::new(), Vec::new());
             for (peer, (stream, progress)) in self.streams.iter_mut().zip(&mut progress).enumerate() {
                 let Some(stream) = stream else { continue };
                 let lost = |error| Trouble::Lost(peer, error);
@@ -84,12 +86,15 @@ impl Streams {
                 if progress.sent < job.bytes_to(peer) || progress.received < job.bytes_from(peer) {
                     missing.push(peer);
                 }
+                if progress.received < job.bytes_owed(peer) {
+                    owing.push(peer);
+                }
             }
             if missing.is_empty() {
                 return Ok(());
             }
             if until.is_past() {
-                return Err(Trouble::Late(missing));
+                return Err(if owing.is_empty() { Trouble::Stuck(missing) } else { Trouble::Late(owing) });
             }
             if has_moved {
                 idle = 0;
@@ -237,6 +242,28 @@ mod tests {
         streams.run(&mut job, Until::after(Duration::from_secs(20)), &failure).unwrap();
         assert_eq!(out, [7; 1000]);
         drop(sending.join().unwrap());
+    }
+
+    #[test]
+    fn a_peer_that_waits_for_another_is_not_taken_for_the_late_one() {
+        // Of three ranks, rank 1 has sent its values, and cannot add without those of rank 2.
+        let (mut streams, mut far) = pair();
+        let (other, silent) = pair();
+        streams.streams.extend(other.streams.into_iter().skip(1));
+        far.write_all(&[0; 400]).unwrap();
+        let mut data = [0.0; 300];
+        let mut job = Reduce::to_all(0, 3, &mut data, ReduceOp::Sum);
+        let trouble = streams.run(&mut job, Until::after(SHORT), &|| None).unwrap_err();
+        assert!(matches!(&trouble, Trouble::Late(owing) if *owing == [2]), "{trouble:?}");
+        // Both have sent their values, and neither its sums.
+        let (mut streams, mut far) = pair();
+        let (other, mut second) = pair();
+        streams.streams.extend(other.streams.into_iter().skip(1));
+        [&mut far, &mut second].iter_mut().for_each(|far| far.write_all(&[0; 400]).unwrap());
+        let mut job = Reduce::to_all(0, 3, &mut data, ReduceOp::Sum);
+        let trouble = streams.run(&mut job, Until::after(SHORT), &|| None).unwrap_err();
+        assert!(matches!(&trouble, Trouble::Stuck(missing) if *missing == [1, 2]), "{trouble:?}");
+        drop((far, silent, second));
     }
 
     #[test]
