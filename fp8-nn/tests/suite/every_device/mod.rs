@@ -9,6 +9,7 @@ mod checkpoint;
 mod checkpoint_files;
 mod counting;
 mod data_parallel;
+mod data_parallel_golden;
 pub(crate) mod decoder;
 mod dropout;
 mod dtypes;
