@@ -36,10 +36,9 @@ impl Mesh {
     ///
     /// A rank whose predecessors have not all accepted it accepts nobody yet, so those who wait in vain all wait for the rank that is
     /// missing, directly.
-    fn connect(&self, exchange: &dyn Exchange, until: Until) -> Result<Streams> {
+    fn connect(&self, exchange: &dyn Exchange, call: &str, until: Until) -> Result<Streams> {
         let (id, rank) = (exchange.id(), exchange.rank());
-        let network =
-            |source| Error::Network { id: id.to_owned(), what: "connecting all ranks".to_owned(), source };
+        let gives_up = || exchange.failure().is_some();
         let (listener, request) = self.network.request(id, exchange, Some(0), 0)?;
         let message = Message::new(Operation::Connect, "").with(request.part()?);
         let all = exchange.exchange(message)?;
@@ -52,9 +51,9 @@ impl Mesh {
                 self.network.environment_of(rank - host, requests.len() - host, *address, *secret);
             let listener = if host == rank { listener.take() } else { None };
             let deadline = until.left(self.network.deadline);
-            let met =
-                rendezvous::meet(id, &environment, listener, deadline, &|| exchange.failure().is_some());
-            match met.map_err(|error| in_group(error, host, deadline))? {
+            let met = rendezvous::meet(id, &environment, listener, deadline, &gives_up);
+            // The connections that stand must not close before the others know why.
+            match met.map_err(|error| self.ended(exchange, call, in_group(error, host, deadline)))? {
                 Met::Guest(stream) => peers[host] = Some(stream),
                 Met::Host(streams) => {
                     for (peer, stream) in (rank + 1..).zip(streams) {
@@ -63,7 +62,39 @@ impl Mesh {
                 }
             }
         }
-        Streams::new(peers).map_err(network)
+        Streams::new(peers).map_err(|source| {
+            let what = "connecting all ranks".to_owned();
+            self.ended(exchange, call, Error::Network { id: id.to_owned(), what, source })
+        })
+    }
+
+    /// Ends the group because ranks could not meet, and returns the error.
+    fn ended(&self, exchange: &dyn Exchange, call: &str, error: Error) -> Error {
+        let (failure, is_certain) = match error {
+            Error::Rendezvous { failure, .. } => {
+                let is_certain = matches!(failure, Failure::Deadline { .. });
+                (failure, is_certain)
+            }
+            error => (Failure::GaveUp { rank: exchange.rank(), reason: error.to_string() }, true),
+        };
+        Error::Failed { call: call.to_owned(), failure: self.settled(exchange, failure, is_certain) }
+    }
+
+    /// Ends the group, if it has not failed yet, and returns its failure: the first one counts. If this rank is not certain, another
+    /// may know better, and has a moment to say so.
+    fn settled(&self, exchange: &dyn Exchange, failure: Failure, is_certain: bool) -> Failure {
+        let patience = if is_certain { Duration::ZERO } else { GOODBYE.min(self.network.deadline) };
+        if let Some(known) = cause(exchange, patience) {
+            return known;
+        }
+        exchange.fail(failure.clone());
+        let is_of_rank_0 = match &failure {
+            Failure::Deadline { missing, .. } => missing.contains(&0),
+            Failure::Lost { rank, .. } => *rank == 0,
+            _ => false,
+        };
+        // Rank 0 would answer with the group's first failure, but for one that does not answer.
+        if is_of_rank_0 { failure } else { exchange.failure().unwrap_or(failure) }
     }
 }
 
@@ -71,22 +102,10 @@ impl Direct for Mesh {
     fn run(&self, exchange: &dyn Exchange, call: &str, job: &mut dyn Job) -> Result<()> {
         let deadline = self.network.deadline;
         let until = Until::after(deadline);
-        let failed = |failure| Error::Failed { call: call.to_owned(), failure };
         let mut streams = self.streams.lock();
-        let connected = match streams.take() {
-            Some(connected) => Ok(connected),
-            None => self.connect(exchange, until),
-        };
-        let mut connected = match connected {
-            Ok(connected) => connected,
-            Err(Error::Rendezvous { failure, .. }) => {
-                let known = cause(exchange, GOODBYE.min(deadline));
-                return Err(failed(known.unwrap_or_else(|| report(exchange, failure))));
-            }
-            Err(error) => {
-                exchange.poison(&error.to_string());
-                return Err(error);
-            }
+        let mut connected = match streams.take() {
+            Some(connected) => connected,
+            None => self.connect(exchange, call, until)?,
         };
         let trouble = match connected.run(job, until, &|| exchange.failure()) {
             Ok(()) => {
@@ -95,22 +114,22 @@ impl Direct for Mesh {
             }
             Err(trouble) => trouble,
         };
+        let late = |missing| Failure::Deadline { missing, waited: deadline };
         let failure = match trouble {
             Trouble::Failed(failure) => failure,
-            Trouble::Late(missing) => report(exchange, Failure::Deadline { missing, waited: deadline }),
-            // Another rank may know for whom all wait.
-            Trouble::Stuck(missing) => cause(exchange, GOODBYE.min(deadline))
-                .unwrap_or_else(|| report(exchange, Failure::Deadline { missing, waited: deadline })),
-            Trouble::System(error) => {
-                report(exchange, Failure::GaveUp { rank: exchange.rank(), reason: error.to_string() })
+            Trouble::Late(missing) => self.settled(exchange, late(missing), true),
+            Trouble::Stuck(missing) => self.settled(exchange, late(missing), false),
+            Trouble::Lost(rank, error) => {
+                self.settled(exchange, Failure::Lost { rank, reason: closed(&error) }, false)
             }
-            // Its process may have said why, by way of rank 0.
-            Trouble::Lost(rank, error) => cause(exchange, GOODBYE.min(deadline))
-                .unwrap_or_else(|| report(exchange, Failure::Lost { rank, reason: closed(&error) })),
+            Trouble::System(error) => {
+                let failure = Failure::GaveUp { rank: exchange.rank(), reason: error.to_string() };
+                self.settled(exchange, failure, true)
+            }
         };
         // Now, so that the others notice.
         drop(connected);
-        Err(failed(failure))
+        Err(Error::Failed { call: call.to_owned(), failure })
     }
 }
 
@@ -132,12 +151,6 @@ fn in_group(error: Error, host: usize, deadline: Duration) -> Error {
         failure => Failure::GaveUp { rank: host, reason: failure.to_string() },
     };
     Error::Rendezvous { id, failure }
-}
-
-/// Ends the group, and returns its failure: the first one counts.
-fn report(exchange: &dyn Exchange, failure: Failure) -> Failure {
-    exchange.fail(failure.clone());
-    exchange.failure().unwrap_or(failure)
 }
 
 /// Waits for the failure that another rank has reported.
