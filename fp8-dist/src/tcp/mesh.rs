@@ -117,8 +117,7 @@ impl Direct for Mesh {
         let late = |missing| Failure::Deadline { missing, waited: deadline };
         let failure = match trouble {
             Trouble::Failed(failure) => failure,
-            Trouble::Late(missing) => self.settled(exchange, late(missing), true),
-            Trouble::Stuck(missing) => self.settled(exchange, late(missing), false),
+            Trouble::Late { missing, is_certain } => self.settled(exchange, late(missing), is_certain),
             Trouble::Lost(rank, error) => {
                 self.settled(exchange, Failure::Lost { rank, reason: closed(&error) }, false)
             }

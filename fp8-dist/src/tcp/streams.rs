@@ -30,10 +30,9 @@ pub(super) struct Streams {
 pub(super) enum Trouble {
     /// The connection to a peer has closed.
     Lost(usize, io::Error),
-    /// These peers have not sent in time what they owe.
-    Late(Vec<usize>),
-    /// These peers have not sent or taken everything in time, perhaps because they wait for others.
-    Stuck(Vec<usize>),
+    /// These peers have not sent or taken everything in time. It is certain if one alone has not sent what does not depend on others:
+    /// of several, some may still wait for another to connect.
+    Late { missing: Vec<usize>, is_certain: bool },
     /// The group has failed.
     Failed(Failure),
     /// The system does not say which connections are ready.
@@ -94,7 +93,9 @@ impl Streams {
                 return Ok(());
             }
             if until.is_past() {
-                return Err(if owing.is_empty() { Trouble::Stuck(missing) } else { Trouble::Late(owing) });
+                let is_certain = owing.len() == 1;
+                let missing = if owing.is_empty() { missing } else { owing };
+                return Err(Trouble::Late { missing, is_certain });
             }
             if has_moved {
                 idle = 0;
@@ -197,7 +198,10 @@ mod tests {
             });
             let started = Instant::now();
             let trouble = sum(&mut streams, &mut vec![0.0; 1 << 20], None).unwrap_err();
-            assert!(matches!(&trouble, Trouble::Late(missing) if *missing == [1]), "{trouble:?}");
+            assert!(
+                matches!(&trouble, Trouble::Late { missing, is_certain: true } if *missing == [1]),
+                "{trouble:?}"
+            );
             assert!((SHORT..SHORT + GRACE).contains(&started.elapsed()), "{:?}", started.elapsed());
             drop(streams);
             drop(dripping.join().unwrap());
@@ -254,7 +258,21 @@ mod tests {
         let mut data = [0.0; 300];
         let mut job = Reduce::to_all(0, 3, &mut data, ReduceOp::Sum);
         let trouble = streams.run(&mut job, Until::after(SHORT), &|| None).unwrap_err();
-        assert!(matches!(&trouble, Trouble::Late(owing) if *owing == [2]), "{trouble:?}");
+        assert!(
+            matches!(&trouble, Trouble::Late { missing, is_certain: true } if *missing == [2]),
+            "{trouble:?}"
+        );
+        // Neither has sent anything.
+        let (mut streams, far) = pair();
+        let (other, second) = pair();
+        streams.streams.extend(other.streams.into_iter().skip(1));
+        let mut job = Reduce::to_all(0, 3, &mut data, ReduceOp::Sum);
+        let trouble = streams.run(&mut job, Until::after(SHORT), &|| None).unwrap_err();
+        assert!(
+            matches!(&trouble, Trouble::Late { missing, is_certain: false } if *missing == [1, 2]),
+            "{trouble:?}"
+        );
+        drop((far, second));
         // Both have sent their values, and neither its sums.
         let (mut streams, mut far) = pair();
         let (other, mut second) = pair();
@@ -262,7 +280,10 @@ mod tests {
         [&mut far, &mut second].iter_mut().for_each(|far| far.write_all(&[0; 400]).unwrap());
         let mut job = Reduce::to_all(0, 3, &mut data, ReduceOp::Sum);
         let trouble = streams.run(&mut job, Until::after(SHORT), &|| None).unwrap_err();
-        assert!(matches!(&trouble, Trouble::Stuck(missing) if *missing == [1, 2]), "{trouble:?}");
+        assert!(
+            matches!(&trouble, Trouble::Late { missing, is_certain: false } if *missing == [1, 2]),
+            "{trouble:?}"
+        );
         drop((far, silent, second));
     }
 

@@ -124,27 +124,38 @@ fn follows_high_precision(form: Form, seed: usize) {
     assert!(loss < bigrams - BETTER_THAN_BIGRAMS, "{form:?}, seed {seed}: {loss:.4}; bigrams: {bigrams:.4}");
 }
 
-macro_rules! follows_high_precision {
-    ($($(#[$ignore:meta])? $name:ident: $form:ident, $seed:literal;)*) => {$(
-        #[test]
-        $(#[$ignore])?
-        fn $name() {
-            follows_high_precision(Form::$form, $seed);
-        }
-    )*};
+#[test]
+fn gpt_with_seed_0_ends_within_one_percent_of_high_precision() {
+    follows_high_precision(Form::Gpt, 0);
 }
 
-follows_high_precision! {
-    gpt_with_seed_0_ends_within_one_percent_of_high_precision: Gpt, 0;
-    #[ignore = "takes long: cargo xtask convergence"]
-    gpt_with_seed_1_ends_within_one_percent_of_high_precision: Gpt, 1;
-    #[ignore = "takes long: cargo xtask convergence"]
-    gpt_with_seed_2_ends_within_one_percent_of_high_precision: Gpt, 2;
-    llama_with_seed_0_ends_within_one_percent_of_high_precision: Llama, 0;
-    #[ignore = "takes long: cargo xtask convergence"]
-    llama_with_seed_1_ends_within_one_percent_of_high_precision: Llama, 1;
-    #[ignore = "takes long: cargo xtask convergence"]
-    llama_with_seed_2_ends_within_one_percent_of_high_precision: Llama, 2;
+#[test]
+#[ignore = "takes long: cargo xtask convergence"]
+fn gpt_with_seed_1_ends_within_one_percent_of_high_precision() {
+    follows_high_precision(Form::Gpt, 1);
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask convergence"]
+fn gpt_with_seed_2_ends_within_one_percent_of_high_precision() {
+    follows_high_precision(Form::Gpt, 2);
+}
+
+#[test]
+fn llama_with_seed_0_ends_within_one_percent_of_high_precision() {
+    follows_high_precision(Form::Llama, 0);
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask convergence"]
+fn llama_with_seed_1_ends_within_one_percent_of_high_precision() {
+    follows_high_precision(Form::Llama, 1);
+}
+
+#[test]
+#[ignore = "takes long: cargo xtask convergence"]
+fn llama_with_seed_2_ends_within_one_percent_of_high_precision() {
+    follows_high_precision(Form::Llama, 2);
 }
 
 #[test]

@@ -78,8 +78,13 @@ pub(crate) fn suites() -> impl Iterator<Item = &'static Program> {
 }
 
 /// Reference data, as `cargo xtask golden --dir` and the suites expect it below `tests/golden`.
-const GOLDEN: [(&str, &str); 4] =
-    [("fp8-format", "codec"), ("fp8-recipe", "recipe"), ("fp8-nn", "nn"), ("fp8-nn", "options")];
+const GOLDEN: [(&str, &str); 5] = [
+    ("fp8-format", "codec"),
+    ("fp8-recipe", "recipe"),
+    ("fp8-nn", "nn"),
+    ("fp8-nn", "options"),
+    ("fp8-nn", "data_parallel"),
+];
 
 #[derive(clap::Args)]
 pub(crate) struct GpuBundle {
