@@ -235,7 +235,11 @@ impl ProcessGroup for Member {
         let shards = all.iter().filter_map(|message| message.part.as_ref());
         let mut dims = x.shape().to_vec();
         let scalar = || self.shape_error(&all, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
-        *dims.first_mut().ok_or_else(scalar)? = shards.filter_map(|shard| shard.shape.first()).sum();
+        // Shards without elements may have any number of rows.
+        let mut rows = shards.filter_map(|shard| shard.shape.first());
+        let rows = rows.try_fold(0, |sum: usize, &rows| sum.checked_add(rows));
+        let too_many = || self.shape_error(&all, *x.shape(), "the rows of all ranks together exceed usize");
+        *dims.first_mut().ok_or_else(scalar)? = rows.ok_or_else(too_many)?;
         let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;
         self.gathered(&all, x, shape, None)
     }

@@ -79,6 +79,17 @@ fn gathers_of_large_small_and_empty_shards() {
 }
 
 #[test]
+fn rows_that_no_tensor_holds_are_an_error_on_all_ranks() {
+    // A tensor without elements may have 2⁶¹ − 1 rows.
+    ranks(9, |group| {
+        let x = f32s(Vec::new(), &[(1 << 61) - 1, 0]);
+        let error = group.all_gather("x", &x).unwrap_err().to_string();
+        assert!(error.contains("the rows of all ranks together exceed usize"), "{error}");
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
 fn broadcasts_from_each_rank() {
     ranks(4, |group| {
         for root in 0..4 {
