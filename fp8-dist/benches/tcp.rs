@@ -8,7 +8,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    clippy::panic,
+    clippy::print_stderr,
     reason = "a program for the terminal, which ends if something fails"
 )]
 
@@ -17,7 +17,7 @@ use fp8_kernels::{Device, Tensor};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -35,28 +35,54 @@ struct Options {
     gloo: Option<PathBuf>,
 }
 
-fn main() {
+fn main() -> ExitCode {
     if let Ok(contender) = env::var("FP8_BENCH_CONTENDER") {
-        return rank(&contender);
+        rank(&contender);
+        return ExitCode::SUCCESS;
     }
-    let arguments: Vec<String> = env::args().collect();
-    let value = |name: &str| {
-        let at = arguments.iter().position(|argument| argument == name)?;
-        Some(arguments.get(at + 1).unwrap_or_else(|| panic!("{name} needs a value")).clone())
-    };
-    // Without `cargo bench`, as a test: once, with few bytes.
-    let is_bench = arguments.iter().any(|argument| argument == "--bench");
-    let (mib, rounds) = if is_bench { (64.0, 5) } else { (0.25, 1) };
-    let options = Options {
-        mib: value("--mib").map_or(mib, |mib| mib.parse().unwrap()),
-        rounds: value("--rounds").map_or(rounds, |rounds| rounds.parse().unwrap()),
-        gloo: value("--gloo").map(PathBuf::from),
+    let options = match options() {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
     };
     println!("{} MiB of f32, medians of {} rounds of {MEASURED} sums, in ms", options.mib, options.rounds);
     println!("{:>5}  {:<8}  {:>7}  {:>7}  {:>9}  {:>9}", "ranks", "", "wall", "CPU", "÷ gloo", "CPU ÷ gloo");
     for ranks in [2, 4] {
         compare(ranks, &options);
     }
+    ExitCode::SUCCESS
+}
+
+/// Reads the arguments.
+fn options() -> Result<Options, String> {
+    let arguments: Vec<String> = env::args().collect();
+    let value = |name: &str| match arguments.iter().position(|argument| argument == name) {
+        Some(at) => match arguments.get(at + 1) {
+            Some(value) => Ok(Some(value.clone())),
+            None => Err(format!("{name} needs a value")),
+        },
+        None => Ok(None),
+    };
+    let wrong = |name: &str, value: &str| format!("{name} {value}: expected a number greater than 0");
+    // Without `cargo bench`, as a test: once, with few bytes.
+    let is_bench = arguments.iter().any(|argument| argument == "--bench");
+    let (mut mib, mut rounds) = if is_bench { (64.0, 5) } else { (0.25, 1) };
+    if let Some(text) = value("--mib")? {
+        mib = text.parse().ok().filter(|mib| *mib > 0.0).ok_or_else(|| wrong("--mib", &text))?;
+    }
+    if let Some(text) = value("--rounds")? {
+        rounds = text.parse().ok().filter(|rounds| *rounds > 0).ok_or_else(|| wrong("--rounds", &text))?;
+    }
+    let gloo = value("--gloo")?.map(PathBuf::from);
+    if let Some(python) = &gloo {
+        let has_torch = Command::new(python).args(["-c", "import torch"]).stderr(Stdio::null()).status();
+        if !has_torch.is_ok_and(|status| status.success()) {
+            return Err(format!("--gloo {}: expected a Python that can import torch", python.display()));
+        }
+    }
+    Ok(Options { mib, rounds, gloo })
 }
 
 fn compare(ranks: usize, options: &Options) {
