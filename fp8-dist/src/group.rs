@@ -1,7 +1,7 @@
 //! The trait of process groups.
 
-use crate::Result;
 use crate::gather::exchange;
+use crate::{Pending, Result, Traffic};
 use fp8_kernels::{Operand, Slot, Tensor};
 use fp8_recipe::AmaxGroup;
 use std::fmt;
@@ -101,6 +101,41 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce); shared storage, which ends the group.
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()>;
+
+    /// Starts to replace each of `tensors` by its combination over the ranks, as
+    /// [`all_reduce_in_place`](Self::all_reduce_in_place) does, and returns while that goes on: on another thread of a CPU, on another
+    /// queue of a GPU. Several tensors take one call. Use it for gradients, which are reduced while backward goes on.
+    ///
+    /// Calls of a group have one order: a collective that follows waits until what was started before is done. (On GPUs, only the
+    /// device does.) Errors come from [`Pending::wait`].
+    ///
+    /// ```
+    /// use fp8_dist::{ReduceOp, local};
+    /// use fp8_kernels::{Device, Tensor};
+    /// use std::{thread, time::Duration};
+    ///
+    /// thread::scope(|scope| {
+    ///     for group in local("dp", 2, Duration::from_secs(10)).unwrap() {
+    ///         scope.spawn(move || {
+    ///             let x = Tensor::scalar(group.rank() as f32 + 1.0, &Device::cpu()).unwrap();
+    ///             let pending = group.start_all_reduce("gradients", vec![x], ReduceOp::Sum);
+    ///             // … compute …
+    ///             assert_eq!(pending.wait().unwrap()[0].item().unwrap(), 3.0);
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// By default the reduction is done when this returns.
+    fn start_all_reduce(&self, what: &str, mut tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
+        let each = tensors.iter_mut().try_for_each(|x| self.all_reduce_in_place(what, x, op));
+        Pending::done(each.map(|()| tensors))
+    }
+
+    /// Returns what this handle has sent to the other ranks so far. The default implementation returns zeros.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
 
     /// Concatenates the shards of all ranks along dimension 0, in rank order, and returns the result on every rank. The dtype is
     /// any, the same on all ranks. Shards may differ in dimension 0, which may be 0, but not in the other dimensions.

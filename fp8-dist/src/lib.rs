@@ -21,10 +21,12 @@ mod mesh;
 mod message;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod pending;
 mod reduction;
 mod rendezvous;
 mod tcp;
 mod timed;
+mod traffic;
 mod wire;
 
 pub use environment::Environment;
@@ -36,4 +38,6 @@ pub use local::local;
 pub use mesh::{Mesh, MeshOptions};
 #[cfg(feature = "cuda")]
 pub use nccl::nccl;
+pub use pending::Pending;
 pub use tcp::tcp;
+pub use traffic::{Sent, Traffic};

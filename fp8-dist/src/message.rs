@@ -107,6 +107,10 @@ impl Message {
         if self.call.operation == Operation::AgreeOnState {
             return None; // what differs is the result
         }
+        if self.names != first.names && self.call.operation != Operation::AgreeOnNames {
+            let shapes = |message: &Self| message.names.join(", "); // those of several tensors in one call
+            return disagree("the shape", [self, first].map(shapes));
+        }
         if self.names != first.names {
             let pairs = self.names.iter().zip(&first.names);
             let index = pairs.take_while(|(theirs, ours)| theirs == ours).count();

@@ -5,11 +5,31 @@ use super::group::{Group, address, call, float_number, number};
 use crate::division::Division;
 use crate::member::not_reducible;
 use crate::message::{Call, Message, Operation};
-use crate::{Error, ProcessGroup, ReduceOp, Result, StateDigest, agreement, host};
+use crate::traffic::Entry;
+use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host};
 use fp8_kernels::{Arena, DType, Operand, Shape, Slot, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use std::sync::Arc;
 use std::thread;
+
+impl Group {
+    /// [`ProcessGroup::all_reduce_in_place`].
+    pub(super) fn reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        // Checked before the exchange: if this rank fails, the others must not compute the sum.
+        let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
+        if x.dtype() == DType::I32 {
+            let result = self.reduce_on_hosts(&call, x, op)?;
+            return self.own(host::store(&result, x, what));
+        }
+        self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_reducible(&call, x, op)?;
+        self.reduce(&call, x, op, [place, place])
+    }
+}
 
 impl AmaxGroup for Group {
     fn id(&self) -> &str {
@@ -46,6 +66,7 @@ impl AmaxGroup for Group {
         let len = arena.staged_len();
         self.compare_once(&call, DType::F32, [len].into())?;
         if len > 0 {
+            self.add(Entry::of_amaxes(len, self.world_size()));
             self.queue(&call, |api, comm, stream| {
                 // SAFETY: `row` is the address of `len` f32, reduced in place; the arena's memory is freed in stream order.
                 ("ncclAllReduce", unsafe {
@@ -88,19 +109,15 @@ impl ProcessGroup for Group {
     }
 
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
-        let _turn = self.turn.lock();
-        let call = call(Operation::AllReduce(op), what);
-        self.expect_alive(&call)?;
-        self.own(self.expect_device(&call, x.device()))?;
-        // Checked before the exchange: if this rank fails, the others must not compute the sum.
-        let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
-        if x.dtype() == DType::I32 {
-            let result = self.reduce_on_hosts(&call, x, op)?;
-            return self.own(host::store(&result, x, what));
-        }
-        self.compare_once(&call, x.dtype(), *x.shape())?;
-        expect_reducible(&call, x, op)?;
-        self.reduce(&call, x, op, [place, place])
+        self.reduce_in_place(what, x, op)
+    }
+
+    fn start_all_reduce(&self, what: &str, tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
+        self.start(what, tensors, op)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic.traffic()
     }
 
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
@@ -137,6 +154,7 @@ impl ProcessGroup for Group {
         if out.numel() > 0 {
             let dtype = float_number(x.dtype());
             let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
+            self.count(&call, x);
             self.queue(&call, |api, comm, stream| {
                 let each = out.numel();
                 // SAFETY: `to` names `each` elements of this device, `from` as many for each rank; both live until the stream
@@ -162,6 +180,7 @@ impl ProcessGroup for Group {
         if out.numel() > 0 {
             let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
             let from = if self.rank() == root { self.own(address(x))? } else { to };
+            self.count(&call, x);
             self.queue(&call, |api, comm, stream| {
                 // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
                 // the collective.
@@ -188,7 +207,7 @@ impl ProcessGroup for Group {
     }
 }
 
-fn expect_reducible(call: &Call, x: &Tensor, op: ReduceOp) -> Result<()> {
+pub(super) fn expect_reducible(call: &Call, x: &Tensor, op: ReduceOp) -> Result<()> {
     match host::is_reducible(x.dtype(), op) {
         true => Ok(()),
         false => Err(not_reducible(&call.to_string(), x.dtype(), op)),

@@ -39,6 +39,7 @@ impl Group {
         let out = self.joined(&call, x, &shards)?;
         if out.numel() > 0 {
             let parts = self.own(Parts::new(x, &out, &shards))?;
+            self.count(&call, x);
             self.queue(&call, |api, comm, stream| {
                 gather_all(api, comm, stream, self.control().rank(), &[parts])
             })?;
@@ -160,6 +161,7 @@ impl Group {
         }
         if out.numel() > 0 {
             parts.push(Parts::new(&elements, &out, &agreed.shards)?);
+            self.count(&call, &elements);
         }
         self.queue(&call, |api, comm, stream| gather_all(api, comm, stream, self.control().rank(), &parts))?;
         ops::compare_calls(&named(what), &numbers, scales.as_ref())?;

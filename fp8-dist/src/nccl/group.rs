@@ -10,8 +10,10 @@ use crate::group::next_handle_number;
 use crate::member::reduced;
 use crate::message::{Call, Message, Operation, Part};
 use crate::tcp::connect;
+use crate::traffic::{Counter, Entry};
 use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
-use fp8_kernels::{DType, Device, Shape, Tensor, interop};
+use fp8_kernels::interop::SideQueue;
+use fp8_kernels::{DType, Device, Replayed, Shape, Tensor, interop};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -134,6 +136,26 @@ pub(super) struct Group {
     pub(super) agreed: Mutex<HashMap<String, Arc<Agreed>>>,
     /// Serializes threads that share a handle, so calls have one order.
     pub(super) turn: Mutex<()>,
+    /// The queue of reductions that go on beside the device's other work, opened by the first.
+    side_queue: Mutex<Option<Arc<SideQueue>>>,
+    pub(super) traffic: Arc<Counter>,
+}
+
+/// A call in a recorded step, which each replay repeats.
+#[derive(Debug)]
+struct Counted {
+    traffic: Arc<Counter>,
+    entry: Option<Entry>,
+}
+
+impl Replayed for Counted {
+    fn advance(&self) -> fp8_kernels::Result<()> {
+        Ok(())
+    }
+
+    fn launched(&self) {
+        self.traffic.add(self.entry);
+    }
 }
 
 impl Group {
@@ -154,8 +176,9 @@ impl Group {
             Error::Network { id, what: "starting a thread".to_owned(), source }
         })?;
         let holder = Arc::new(Holder { watched, watch: Some(watch) });
-        let (seen, agreed, turn) = Default::default();
-        Ok(Self { holder, divide, members, number: next_handle_number(), seen, agreed, turn })
+        let (seen, agreed, turn, side_queue, traffic) = Default::default();
+        let number = next_handle_number();
+        Ok(Self { holder, divide, members, number, seen, agreed, turn, side_queue, traffic })
     }
 
     /// Divides the group. A new one has a communicator of its own.
@@ -203,6 +226,58 @@ impl Group {
         Ok(())
     }
 
+    /// Compares a call that reduces several tensors with the other ranks', unless that has been done.
+    pub(super) fn compare_all_once(&self, call: &Call, tensors: &[Tensor]) -> Result<()> {
+        if let [x] = tensors {
+            return self.compare_once(call, x.dtype(), *x.shape());
+        }
+        let of = |x: &Tensor| Arc::from(format!("{} of {}", x.shape(), x.dtype()));
+        let names: Vec<Arc<str>> = tensors.iter().map(of).collect();
+        let whole = Call { what: format!("{}: {}", call.what, names.join(", ")), ..call.clone() };
+        let key = (whole, DType::U8, Shape::from([tensors.len()]));
+        if !self.seen.lock().contains(&key) {
+            self.control().exchange(Message { call: call.clone(), names, part: None })?;
+            self.seen.lock().insert(key);
+        }
+        Ok(())
+    }
+
+    /// Counts a call with `x`, and each of its replays if it is being recorded.
+    pub(super) fn count(&self, call: &Call, x: &Tensor) {
+        self.add(Entry::of(call.operation, x, self.control().rank(), self.control().world_size()));
+    }
+
+    /// Counts a reduction of several tensors.
+    pub(super) fn count_all(&self, op: ReduceOp, tensors: &[Tensor]) {
+        self.add(Entry::of_all(op, tensors, self.control().rank(), self.control().world_size()));
+    }
+
+    pub(super) fn add(&self, entry: Option<Entry>) {
+        let device = &self.watched().device;
+        match device.capture_number() {
+            None => self.traffic.add(entry),
+            Some(_) => device.on_replay(Arc::new(Counted { traffic: self.traffic.clone(), entry })),
+        }
+    }
+
+    /// Returns an error if the queue beside the device's stream would have to be opened while a step is recorded.
+    pub(super) fn expect_side_queue(&self, call: &Call) -> Result<()> {
+        if self.side_queue.lock().is_none() {
+            let remedy = "start one reduction of this group before a step is recorded";
+            self.watched().device.expect_eager(&call.to_string(), remedy)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the queue beside the device's stream.
+    pub(super) fn side_queue(&self) -> Result<Arc<SideQueue>> {
+        let mut queue = self.side_queue.lock();
+        if let Some(queue) = &*queue {
+            return Ok(queue.clone());
+        }
+        Ok(queue.insert(Arc::new(SideQueue::new(&self.watched().device)?)).clone())
+    }
+
     pub(super) fn expect_device(&self, call: &Call, device: &Device) -> Result<()> {
         interop::stream(&self.watched().device)?;
         if interop::is_same_gpu(device, &self.watched().device) {
@@ -217,8 +292,18 @@ impl Group {
 
     /// Queues NCCL's part of a collective on the device's stream.
     pub(super) fn queue(&self, call: &Call, queue: impl FnOnce(&Api, Comm, Stream) -> Answer) -> Result<()> {
-        let stream =
-            self.own(interop::stream(&self.watched().device).map_err(Error::from))?.cu_stream().cast();
+        self.queue_on(call, None, queue)
+    }
+
+    /// Queues NCCL's part of a collective on `side`, or on the device's stream.
+    pub(super) fn queue_on(
+        &self,
+        call: &Call,
+        side: Option<&SideQueue>,
+        queue: impl FnOnce(&Api, Comm, Stream) -> Answer,
+    ) -> Result<()> {
+        let own = self.own(interop::stream(&self.watched().device).map_err(Error::from))?;
+        let stream = side.map_or(own, SideQueue::stream).cu_stream().cast();
         let is_given_up = || self.control().failure().is_some();
         let queued = self.watched().communicator.call(&is_given_up, |api, comm| queue(api, comm, stream));
         let failed = |reason: String| {
@@ -228,7 +313,7 @@ impl Group {
             Err(Error::Failed { call: call.to_string(), failure })
         };
         match queued {
-            Ok(()) => self.own(self.holder.queued(&call.to_string()).map_err(Error::from)),
+            Ok(()) => self.own(self.holder.queued(&call.to_string(), side).map_err(Error::from)),
             Err(Trouble::Nccl(function, text)) => failed(format!("{call}: {function}: {text}")),
             Err(Trouble::Late(function)) => {
                 failed(format!("{call}: {function} was not queued within {:?}", self.watched().deadline))
@@ -247,6 +332,7 @@ impl Group {
             return Ok(());
         }
         let dtype = float_number(x.dtype());
+        self.count(call, x);
         self.queue(call, |api, comm, stream| {
             // SAFETY: `from` and `to` name numel elements of this device, equal or apart, that live until the stream has passed
             // the collective: memory is reused in stream order. The communicator is alive while it is called.

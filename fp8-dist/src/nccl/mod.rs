@@ -12,6 +12,7 @@ mod collectives;
 mod communicator;
 mod gather;
 mod group;
+mod pending;
 mod watch;
 
 pub use group::nccl;

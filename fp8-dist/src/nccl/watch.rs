@@ -8,6 +8,7 @@
 use super::communicator::Communicator;
 use crate::Failure;
 use crate::exchange::Exchange;
+use fp8_kernels::interop::SideQueue;
 use fp8_kernels::{Device, Replayed, interop};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -46,12 +47,12 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// Starts the deadline of a collective that has been queued. The deadline of a recorded one starts with each launch of its graph.
-    pub(super) fn queued(self: &Arc<Self>, call: &str) -> fp8_kernels::Result<()> {
+    /// Starts the deadline of a collective that has been queued, on `side` or the device's stream. The deadline of a recorded one starts with each launch of its graph.
+    pub(super) fn queued(self: &Arc<Self>, call: &str, side: Option<&SideQueue>) -> fp8_kernels::Result<()> {
         let watched = &self.watched;
         let watch = || {
             if !interop::is_capturing(&watched.device)? {
-                return watched.mark(call.to_owned());
+                return watched.mark(call.to_owned(), side);
             }
             watched.is_captured.store(true, Ordering::Relaxed);
             if let Some(capture) = watched.device.capture_number()
@@ -103,7 +104,7 @@ impl Replayed for Recorded {
 
     fn launched(&self) {
         let watched = &self.holder.watched;
-        if let Err(error) = watched.mark(self.call.clone()) {
+        if let Err(error) = watched.mark(self.call.clone(), None) {
             watched.lose(&self.call, &error);
             watched.control.poison(&error.to_string());
         }
@@ -137,9 +138,12 @@ impl Watched {
         })
     }
 
-    /// Starts the deadline of everything that is queued.
-    fn mark(&self, call: String) -> fp8_kernels::Result<()> {
-        let mark = interop::Mark::new(&self.device)?;
+    /// Starts the deadline of everything that is queued on `side`, or on the device's stream.
+    fn mark(&self, call: String, side: Option<&SideQueue>) -> fp8_kernels::Result<()> {
+        let mark = match side {
+            Some(side) => interop::Mark::of(side)?,
+            None => interop::Mark::new(&self.device)?,
+        };
         self.queued.lock().push_back(Queued { mark, since: Instant::now(), call });
         Ok(())
     }

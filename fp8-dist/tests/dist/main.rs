@@ -10,6 +10,7 @@ mod gather;
 mod gather_blocks;
 mod interleavings;
 mod large;
+mod pending;
 mod quantizer;
 mod scaling;
 mod schedules;

@@ -12,6 +12,7 @@ mod failures;
 mod gather;
 mod large;
 mod leaving;
+mod pending;
 mod ports;
 mod processes;
 mod rendezvous;

@@ -2,7 +2,7 @@
 //!
 //! All work of a device is on one stream. Who queues work of its own on that stream may use any address from here until
 //! the tensor or arena it belongs to is dropped, and may drop it while the work is queued: memory is reused in stream
-//! order. Work on another stream has to be ordered with this one, before and behind.
+//! order. Work on another stream has to be ordered with this one, before and behind ([`SideQueue`]).
 
 use super::loader;
 use crate::{Arena, Cell, DType, Device, Error, Result, Shape, Tensor};
@@ -129,20 +129,41 @@ pub struct Mark {
 unsafe impl Send for Mark {}
 
 impl Mark {
-    /// Behind all work queued so far. Not while the stream is being captured.
+    /// Behind all work queued so far. To be [asked](Self::is_passed) it must not be recorded into a graph.
     ///
     /// # Errors
     /// The device is no GPU, or failed.
     pub fn new(device: &Device) -> Result<Self> {
+        Self::on(device, device.gpu("mark")?.raw_stream())
+    }
+
+    /// Behind all work of a second queue so far, as [`new`](Self::new).
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn of(queue: &SideQueue) -> Result<Self> {
+        Self::on(&queue.device, queue.stream.cu_stream())
+    }
+
+    fn on(device: &Device, stream: sys::CUstream) -> Result<Self> {
         let gpu = device.gpu("mark")?;
         gpu.ready()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
             .map_err(|error| gpu.driver_error("cuEventCreate", "mark", error))?;
         let mark = Self { device: device.clone(), event };
         // SAFETY: both are this device's and alive.
-        unsafe { result::event::record(event, gpu.raw_stream()) }
+        unsafe { result::event::record(event, stream) }
             .map_err(|error| gpu.driver_error("cuEventRecord", "mark", error))?;
         Ok(mark)
+    }
+
+    /// Lets what is queued on `stream` from here on wait until the mark is passed.
+    fn hold(&self, stream: sys::CUstream) -> Result<()> {
+        let gpu = self.device.gpu("mark")?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are this device's and alive; the event was recorded.
+        unsafe { result::stream::wait_event(stream, self.event, flags) }
+            .map_err(|error| gpu.driver_error("cuStreamWaitEvent", "mark", error))
     }
 
     /// Whether the work before it is done. Waits for nothing.
@@ -168,6 +189,49 @@ impl Drop for Mark {
             // SAFETY: made by `new` and destroyed once. What it was recorded behind need not be done.
             let _ = unsafe { result::event::destroy(self.event) };
         }
+    }
+}
+
+/// A second queue of a device, for work that may run beside that of its stream. Nothing orders the two but
+/// [`follow`](Self::follow) and [`join`](Self::join), which take part in a graph that is being recorded.
+#[derive(Debug)]
+pub struct SideQueue {
+    device: Device,
+    stream: Arc<CudaStream>,
+}
+
+impl SideQueue {
+    /// Opens the queue. Not while the device's stream is being captured.
+    ///
+    /// # Errors
+    /// The device is no GPU, or failed.
+    pub fn new(device: &Device) -> Result<Self> {
+        let gpu = device.gpu("side queue")?;
+        gpu.ready()?;
+        let stream = gpu.stream().context().new_stream();
+        let stream = stream.map_err(|error| gpu.driver_error("cuStreamCreate", "side queue", error))?;
+        Ok(Self { device: device.clone(), stream })
+    }
+
+    /// Returns the queue's stream.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Lets what is queued here from now on wait for all work that the device has queued so far.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn follow(&self) -> Result<()> {
+        Mark::new(&self.device)?.hold(self.stream.cu_stream())
+    }
+
+    /// Lets what the device queues from now on wait for all work of this queue so far.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn join(&self) -> Result<()> {
+        Mark::of(self)?.hold(self.device.gpu("side queue")?.raw_stream())
     }
 }
 

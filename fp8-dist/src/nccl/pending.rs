@@ -1,0 +1,108 @@
+//! Reductions on a second queue of the device, beside its other work.
+
+use super::api::{self, Api, Comm, Stream};
+use super::collectives::expect_reducible;
+use super::communicator::Answer;
+use super::group::{Group, call, float_number, number};
+use crate::message::Operation;
+use crate::pending::OnDevice;
+use crate::{Pending, ReduceOp, Result};
+use fp8_kernels::interop::SideQueue;
+use fp8_kernels::{DType, Tensor, interop};
+use std::sync::Arc;
+
+/// Tensors that the queue reduces.
+#[derive(Debug)]
+struct Started {
+    /// `None` once the device's stream waits for it.
+    queue: Option<Arc<SideQueue>>,
+    tensors: Vec<Tensor>,
+}
+
+impl OnDevice for Started {
+    fn join(mut self: Box<Self>) -> Result<Vec<Tensor>> {
+        if let Some(queue) = self.queue.take() {
+            queue.join()?;
+        }
+        Ok(std::mem::take(&mut self.tensors))
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // Their memory is used again in the order of the device's stream. A device that has failed is used no more.
+        if let Some(queue) = self.queue.take() {
+            let _ = queue.join();
+        }
+    }
+}
+
+impl Group {
+    /// Starts to reduce all of `tensors`, as one group of NCCL's calls.
+    pub(super) fn start(&self, what: &str, mut tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
+        match self.queue_all(what, &mut tensors, op) {
+            Ok(queue) => Pending::on_device(Started { queue, tensors }),
+            Err(error) => Pending::done(Err(error)),
+        }
+    }
+
+    /// Returns the queue on which the reduction is; `None` if it is done.
+    fn queue_all(&self, what: &str, tensors: &mut [Tensor], op: ReduceOp) -> Result<Option<Arc<SideQueue>>> {
+        if tensors.iter().any(|x| x.dtype() == DType::I32) {
+            // The hosts reduce them.
+            let mut each = tensors.iter_mut().enumerate();
+            each.try_for_each(|(index, x)| self.reduce_in_place(&format!("{what}, tensor {index}"), x, op))?;
+            return Ok(None);
+        }
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        // Before anything is sent: a step that cannot be recorded leaves the group usable.
+        self.expect_side_queue(&call)?;
+        let mut parts = Vec::with_capacity(tensors.len());
+        for x in &mut *tensors {
+            self.own(self.expect_device(&call, x.device()))?;
+            let place = self.own(interop::address_mut(x, what).map_err(crate::Error::from))?;
+            parts.push(Part { place, len: x.numel(), dtype: x.dtype() });
+        }
+        self.compare_all_once(&call, tensors)?;
+        tensors.iter().try_for_each(|x| expect_reducible(&call, x, op))?;
+        parts.retain(|part| part.len > 0);
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let queue = self.own(self.side_queue())?;
+        self.own(queue.follow().map_err(crate::Error::from))?;
+        self.count_all(op, tensors);
+        self.queue_on(&call, Some(&queue), |api, comm, stream| reduce_all(api, comm, stream, &parts, op))?;
+        Ok(Some(queue))
+    }
+}
+
+/// A tensor's memory.
+struct Part {
+    place: u64,
+    len: usize,
+    dtype: DType,
+}
+
+fn reduce_all(api: &Api, comm: Comm, stream: Stream, parts: &[Part], op: ReduceOp) -> Answer {
+    // SAFETY: a group may be begun at any time.
+    let started = unsafe { (api.group_start)() };
+    if started != api::SUCCESS {
+        return ("ncclGroupStart", started);
+    }
+    let mut failed = None;
+    for &Part { place, len, dtype } in parts {
+        let dtype = float_number(dtype);
+        // SAFETY: `place` names `len` elements of this device, which are used by nothing else until its stream waits for this
+        // one. The communicator is alive while it is called.
+        let status = unsafe { (api.all_reduce)(place, place, len, dtype, number(op), comm, stream) };
+        if status != api::SUCCESS && status != api::IN_PROGRESS {
+            failed.get_or_insert(("ncclAllReduce", status));
+        }
+    }
+    // SAFETY: ends the group begun above, whatever became of its calls.
+    let ended = unsafe { (api.group_end)() };
+    failed.unwrap_or(("ncclGroupEnd", ended))
+}
