@@ -102,9 +102,20 @@ pub trait ProcessGroup: AmaxGroup {
     /// Those of [`all_reduce`](Self::all_reduce); shared storage, which ends the group.
     fn all_reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()>;
 
-    /// Starts to replace each of `tensors` by its combination over the ranks, as
-    /// [`all_reduce_in_place`](Self::all_reduce_in_place) does, and returns while that goes on: on another thread of a CPU, on another
-    /// queue of a GPU. Several tensors take one call. Use it for gradients, which are reduced while backward goes on.
+    /// Reduces each of `tensors` in place, as [`all_reduce_in_place`](Self::all_reduce_in_place) does, in one call. They have the same
+    /// shapes and dtypes on all ranks, in the same order.
+    ///
+    /// By default it takes a call for each tensor.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce_in_place`](Self::all_reduce_in_place).
+    fn all_reduce_coalesced(&self, what: &str, tensors: &mut [Tensor], op: ReduceOp) -> Result<()> {
+        let mut each = tensors.iter_mut().enumerate();
+        each.try_for_each(|(index, x)| self.all_reduce_in_place(&format!("{what}, tensor {index}"), x, op))
+    }
+
+    /// Starts [`all_reduce_coalesced`](Self::all_reduce_coalesced), and returns while that goes on: on another thread of a CPU, on
+    /// another queue of a GPU. Use it for gradients, which are reduced while backward goes on.
     ///
     /// Calls of a group have one order: a collective that follows waits until what was started before is done. (On GPUs, only the
     /// device does.) Errors come from [`Pending::wait`].
@@ -128,8 +139,8 @@ pub trait ProcessGroup: AmaxGroup {
     ///
     /// By default the reduction is done when this returns.
     fn start_all_reduce(&self, what: &str, mut tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
-        let each = tensors.iter_mut().try_for_each(|x| self.all_reduce_in_place(what, x, op));
-        Pending::done(each.map(|()| tensors))
+        let reduced = self.all_reduce_coalesced(what, &mut tensors, op);
+        Pending::done(reduced.map(|()| tensors))
     }
 
     /// Returns what this handle has sent to the other ranks so far. The default implementation returns zeros.

@@ -129,13 +129,19 @@ impl ProcessGroup for Member {
         core.all_reduce_in_place(what, x, op)
     }
 
+    fn all_reduce_coalesced(&self, what: &str, tensors: &mut [Tensor], op: ReduceOp) -> Result<()> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.all_reduce_coalesced(what, tensors, op)
+    }
+
     fn start_all_reduce(&self, what: &str, mut tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
         let call = Call { operation: Operation::AllReduce(op), what: what.to_owned() }.to_string();
         let (answer, result) = mpsc::channel();
         let what = what.to_owned();
         let started = self.worker.start(&self.core, move |core| {
             let _turn = core.turn.lock();
-            let reduced = core.all_reduce_all(&what, &mut tensors, op).map(|()| tensors);
+            let reduced = core.all_reduce_coalesced(&what, &mut tensors, op).map(|()| tensors);
             let _ = answer.send(reduced); // nobody may wait for it
         });
         if let Err(source) = started {

@@ -46,6 +46,7 @@ pub(crate) fn clip_with(
     // Gradients are scaled in place, so none may share its storage. All are checked before the first is scaled.
     let mut parameters = trainable_mut(model);
     for parameter in &parameters {
+        parameter.gradient().expect_here(parameter.name())?;
         let holders = parameter.main_grad().holders();
         if holders > 0 {
             return Err(fp8_kernels::Error::Shared { name: main_grad_name(parameter), holders }.into());

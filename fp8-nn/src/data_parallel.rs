@@ -8,14 +8,19 @@
 mod agreement;
 mod broadcast_state;
 mod buckets;
+mod gradients;
+mod hand_over;
 mod ranks;
 
-use crate::module::{trainable, trainable_mut};
 use crate::{Layer, Parameter, Result, parameters_mut};
 pub use agreement::agree;
 pub use broadcast_state::broadcast_state;
+use buckets::Buckets;
 use fp8_dist::ProcessGroup;
 use fp8_kernels::Tensor;
+pub use gradients::{Gradients, GradientsOptions};
+pub(crate) use hand_over::Parts;
+pub use hand_over::hand_over_gradients;
 use ranks::own;
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
@@ -23,7 +28,7 @@ use ranks::own;
 /// The sum is not divided by the number of ranks: each rank divides its loss by the *global* batch
 /// ([`CrossEntropyOptions::normalizer`](fp8_kernels::ops::CrossEntropyOptions)). PyTorch's `DistributedDataParallel` averages
 /// instead. The sum is written in place, so that a recorded step continues with it; a gradient that shares its storage with
-/// another tensor gets new storage. On CPUs, gradients of up to 4 MiB together are summed in one collective, with the same bits.
+/// another tensor gets new storage. [`Gradients`] does the same while backward goes on.
 ///
 /// With several microbatches, call it once, after the backward pass of the last one: gradients add up until
 /// [`zero_grad`](crate::zero_grad), so a second sum over the same group would contain the first. It is refused until the gradients
@@ -74,15 +79,9 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
     if group.world_size() == 1 {
         return Ok(());
     }
-    for parameter in trainable(model) {
-        parameter.gradient().expect_summable(parameter.name(), group.id())?;
-        if parameter.main_grad().holders() > 0 {
-            let remedy = "drop what shares the gradients' storage before";
-            parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
-        }
-    }
+    gradients::expect_summable(model, group)?;
     agreement::before_reduction(model, group)?;
-    buckets::sum(trainable_mut(model), group)
+    gradients::sum(model, group, Buckets::new(model, None))
 }
 
 /// Replaces the parameters of every rank by those of rank 0. Call it once, before the first step.

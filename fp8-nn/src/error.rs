@@ -110,6 +110,15 @@ pub enum Error {
         /// The parameter.
         parameter: Arc<str>,
     },
+    /// A gradient that is being summed over a group.
+    #[error(
+        "the gradient of `{parameter}` is being summed over the ranks: call Gradients::finish before it is used; if a backward pass \
+         reaches its layer twice, set GradientsOptions::overlap to false"
+    )]
+    GradientAway {
+        /// The parameter.
+        parameter: Arc<str>,
+    },
     /// A gradient that is summed over a group again.
     #[error(
         "all_reduce_gradients: the gradient of `{parameter}` is already a sum over group `{group}`, which a second one would \

@@ -6,6 +6,7 @@ mod head;
 mod options;
 
 use crate::arguments::{Argument, Output};
+use crate::data_parallel::Parts;
 use crate::dropout::Rate;
 use crate::layers::NormCore;
 use crate::loss_scaler::expect_all_gradients;
@@ -280,18 +281,26 @@ impl Gpt {
     pub fn backward(&mut self, cx: &mut Backward<'_>, saved: GptSaved, dlogits: &Tensor) -> Result<()> {
         cx.attempt(|cx| {
             saved.output.check(dlogits)?;
+            let mut parts = Parts::new(cx);
             let dy = self.head.backward(cx, &mut self.embedding, saved.head, dlogits)?;
+            parts.finished(&mut self.head)?; // of a tied one the embedding has the gradient
             let mut dx = self.norm.backward(cx, &saved.normed, &saved.stats, &dy)?;
+            parts.finished(&mut self.norm)?;
             for (index, (block, saved)) in self.blocks.iter_mut().zip(saved.blocks).enumerate().rev() {
                 dx = block.backward_dyn(index, cx, saved, &dx)?;
+                parts.finished(block)?;
             }
             if let Some(Dropout { p, draw }) = &saved.embedding_dropout {
                 dx = ops::dropout_backward(&dx, *p, draw)?;
             }
             if let (Some(table), Some(saved)) = (&mut self.position, &saved.position) {
                 table.backward(saved, &dx)?;
+                parts.finished(table)?;
             }
-            self.embedding.backward(&saved.embedding, &dx)
+            self.embedding.backward(&saved.embedding, &dx)?;
+            parts.finished(&mut self.embedding)?;
+            parts.end(cx);
+            Ok(())
         })
     }
 

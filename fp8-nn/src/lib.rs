@@ -39,7 +39,8 @@ mod stack;
 pub use block::{Block, CachedLayer, DynBlock};
 pub use clip::clip_grad_norm;
 pub use data_parallel::{
-    agree, all_reduce_gradients, broadcast_parameter, broadcast_parameters, broadcast_state,
+    Gradients, GradientsOptions, agree, all_reduce_gradients, broadcast_parameter, broadcast_parameters,
+    broadcast_state, hand_over_gradients,
 };
 pub use delayed_wgrad::backward_dw;
 pub use error::{Error, Result};

@@ -150,6 +150,8 @@ struct Shared {
     is_unscaled: AtomicBool,
     /// Whether an optimizer has taken a step since the last update.
     has_stepped: AtomicBool,
+    /// Whether the check did not see gradients that were being summed over ranks.
+    leaves_sums: AtomicBool,
 }
 
 /// Refuses a scope that leaves weight gradients for later.
@@ -189,8 +191,9 @@ impl LossScaler {
         }
         let state = LossScaleState { scale: init_scale, ..Default::default() };
         let scale = enabled.then(|| LossScale::new(&state, device)).transpose()?;
-        let [is_checked, is_unscaled, has_stepped] = [false; 3].map(AtomicBool::new);
-        Ok(Self { shared: Arc::new(Shared { options, scale, is_checked, is_unscaled, has_stepped }) })
+        let [is_checked, is_unscaled, has_stepped, leaves_sums] = [false; 4].map(AtomicBool::new);
+        let shared = Shared { options, scale, is_checked, is_unscaled, has_stepped, leaves_sums };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Returns the options.
@@ -215,6 +218,9 @@ impl LossScaler {
     /// commit then reduces the result over the ranks, and all of them skip a step together. A gradient that was infinite when
     /// it was quantized counts too, since its codes are not.
     ///
+    /// Gradients that [`Gradients`](crate::Gradients) has taken to sum them are not looked at here: the step checks the norm of the
+    /// sums instead, which is the same on all ranks.
+    ///
     /// It reads all gradients once, on the device. With several microbatches, call it in the scope of each or only of the
     /// last; gradients accumulate, and so does the result until [`update`](Self::update).
     ///
@@ -225,12 +231,15 @@ impl LossScaler {
         self.expect_updated()?;
         expect_all_gradients(cx)?;
         let Some(scale) = &self.shared.scale else { return Ok(()) };
-        let all = trainable(model);
+        let (away, here): (Vec<_>, Vec<_>) =
+            trainable(model).into_iter().partition(|parameter| parameter.gradient().is_away());
         let overflow = cx.overflow(scale.overflow())?;
-        if !all.is_empty() {
-            ops::check_finite(&grad_norm(all.into_iter())?, overflow)?;
+        if !here.is_empty() {
+            ops::check_finite(&grad_norm(here.into_iter())?, overflow)?;
         }
-        self.shared.is_checked.store(true, Relaxed);
+        // Of gradients that are being summed, the sum is checked: by the norm of the step.
+        self.shared.is_checked.store(away.is_empty(), Relaxed);
+        self.shared.leaves_sums.store(!away.is_empty(), Relaxed);
         Ok(())
     }
 
@@ -279,6 +288,7 @@ impl LossScaler {
         }
         let mut all = trainable_mut(model);
         for parameter in &all {
+            parameter.gradient().expect_here(parameter.name())?;
             let holders = parameter.main_grad().holders();
             if holders > 0 {
                 let name = format!("{}.main_grad", parameter.name());
@@ -312,10 +322,11 @@ impl LossScaler {
     /// # Errors
     /// The device failed; none on the CPU.
     pub fn update(&self) -> Result<()> {
-        let Shared { options, scale, is_checked, is_unscaled, has_stepped } = &*self.shared;
+        let Shared { options, scale, is_checked, is_unscaled, has_stepped, leaves_sums } = &*self.shared;
         let Some(scale) = scale else { return Ok(()) };
         ops::update_loss_scale(scale, options.dynamic.then(|| rule(options)).as_ref())?;
-        [is_checked, is_unscaled, has_stepped].into_iter().for_each(|flag| flag.store(false, Relaxed));
+        let flags = [is_checked, is_unscaled, has_stepped, leaves_sums];
+        flags.into_iter().for_each(|flag| flag.store(false, Relaxed));
         Ok(())
     }
 
@@ -324,8 +335,15 @@ impl LossScaler {
     /// waits until all work queued so far is done.
     ///
     /// # Errors
-    /// As [`loss_scale`](Self::loss_scale).
+    /// Gradients that were being summed over ranks when they were checked ([`Gradients`](crate::Gradients)): skip the step if the norm
+    /// that [`clip_grad_norm`](Self::clip_grad_norm) returns is not finite. As [`loss_scale`](Self::loss_scale).
     pub fn overflowed(&self) -> Result<bool> {
+        if self.shared.leaves_sums.load(Relaxed) {
+            return Err(Error::LossScaler {
+                problem: "gradients were being summed over ranks when they were checked",
+                remedy: "skip the step if the norm that `clip_grad_norm` returns is not finite",
+            });
+        }
         match &self.shared.scale {
             Some(scale) => Ok(scale.overflow().read()? != 0.0),
             None => Ok(false),

@@ -398,6 +398,7 @@ impl AdamW {
             if !parameter.is_trainable() {
                 continue;
             }
+            parameter.gradient().expect_here(name)?;
             let holders = match parameter.fp8() {
                 None => parameter.tensor().holders(),
                 // Shared codes are replaced, which a recorded step would not see.

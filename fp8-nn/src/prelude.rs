@@ -11,10 +11,11 @@ pub use crate::checkpoint;
 pub use crate::layers::*;
 pub use crate::{
     AdamW, AdamWOptions, AttentionOptions, Block, CachedLayer, CosineSchedule, DynBlock, DynModule, Error,
-    GenerateOptions, Generation, Gpt, GptOptions, InitOptions, KvCache, Layer, LossScaler, LossScalerOptions,
-    Module, NormOptions, Parameter, ParameterGroup, Recompute, RecomputeLevel, Result, Scopes, SequenceInfo,
-    Stack, agree, all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm,
-    composite, num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
+    GenerateOptions, Generation, Gpt, GptOptions, Gradients, GradientsOptions, InitOptions, KvCache, Layer,
+    LossScaler, LossScalerOptions, Module, NormOptions, Parameter, ParameterGroup, Recompute, RecomputeLevel,
+    Result, Scopes, SequenceInfo, Stack, agree, all_reduce_gradients, backward_dw, broadcast_parameters,
+    broadcast_state, clip_grad_norm, composite, num_parameters, parameters, parameters_mut, quantize_weights,
+    zero_grad,
 };
 pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
@@ -26,7 +27,7 @@ pub use fp8_kernels::{
 pub use fp8_kernels::{MemoryKind, MemoryReport};
 pub use fp8_recipe::{
     Advice, AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, BlockScaling, CurrentScaling,
-    CustomRecipe, DelayedScaling, DelayedWgrad, Direction, Format, Forward, GemmSlots, Granularity, Mxfp8,
-    Origin, QParams, QParamsByRole, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo, SlotName,
-    SlotReport, SlotRole, SlotTrace, SlotUpdate, Slots, Snapshot,
+    CustomRecipe, DelayedScaling, DelayedWgrad, Direction, Format, Forward, GemmSlots, GradientSink,
+    Granularity, Mxfp8, Origin, QParams, QParamsByRole, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo,
+    SlotName, SlotReport, SlotRole, SlotTrace, SlotUpdate, Slots, Snapshot,
 };

@@ -1,5 +1,6 @@
 //! A stack of layers of any kind.
 
+use crate::data_parallel::Parts;
 use crate::module::kind_of;
 use crate::{Error, Layer, Module, Result, SequenceInfo, composite};
 use fp8_kernels::Tensor;
@@ -154,10 +155,13 @@ impl Module for Stack {
             if saved.len() != self.0.len() {
                 return Err(Error::StackSaved { layers: self.0.len(), found: saved.len() });
             }
+            let mut parts = Parts::new(cx);
             let mut dy = dy.clone();
             for (index, (layer, saved)) in self.0.iter_mut().zip(saved).enumerate().rev() {
                 dy = layer.backward_dyn(index, cx, saved, &dy)?;
+                parts.finished(layer)?;
             }
+            parts.end(cx);
             Ok(dy)
         })
     }

@@ -43,6 +43,7 @@ pub use scopes::backward::Backward;
 pub use scopes::delayed_wgrad::DelayedWgrad;
 pub use scopes::dropout::DropoutProgress;
 pub use scopes::forward::Forward;
+pub use scopes::gradient_sink::GradientSink;
 pub use scopes::origin::{Origin, Snapshot};
 pub use state::arena_state::{ArenaState, ScalingState};
 pub use state::digest::StateDigest;

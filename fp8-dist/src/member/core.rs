@@ -116,7 +116,12 @@ impl Core {
     }
 
     /// Reduces all of `tensors` in place, by one call if they have one dtype.
-    pub(super) fn all_reduce_all(&self, what: &str, tensors: &mut [Tensor], op: ReduceOp) -> Result<()> {
+    pub(super) fn all_reduce_coalesced(
+        &self,
+        what: &str,
+        tensors: &mut [Tensor],
+        op: ReduceOp,
+    ) -> Result<()> {
         let (first, others) = match tensors {
             [] => return Ok(()),
             [x] => return self.all_reduce_in_place(what, x, op),

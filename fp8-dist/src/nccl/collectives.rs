@@ -112,6 +112,10 @@ impl ProcessGroup for Group {
         self.reduce_in_place(what, x, op)
     }
 
+    fn all_reduce_coalesced(&self, what: &str, tensors: &mut [Tensor], op: ReduceOp) -> Result<()> {
+        self.queue_all(what, tensors, op, false).map(drop)
+    }
+
     fn start_all_reduce(&self, what: &str, tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
         self.start(what, tensors, op)
     }

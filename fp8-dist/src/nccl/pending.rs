@@ -40,14 +40,21 @@ impl Drop for Started {
 impl Group {
     /// Starts to reduce all of `tensors`, as one group of NCCL's calls.
     pub(super) fn start(&self, what: &str, mut tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
-        match self.queue_all(what, &mut tensors, op) {
+        match self.queue_all(what, &mut tensors, op, true) {
             Ok(queue) => Pending::on_device(Started { queue, tensors }),
             Err(error) => Pending::done(Err(error)),
         }
     }
 
-    /// Returns the queue on which the reduction is; `None` if it is done.
-    fn queue_all(&self, what: &str, tensors: &mut [Tensor], op: ReduceOp) -> Result<Option<Arc<SideQueue>>> {
+    /// Queues the reduction of all of `tensors`, on a queue of its own if it is to go on beside other work. Returns this queue; `None`
+    /// if what the device queues from now on follows in any case.
+    pub(super) fn queue_all(
+        &self,
+        what: &str,
+        tensors: &mut [Tensor],
+        op: ReduceOp,
+        is_beside: bool,
+    ) -> Result<Option<Arc<SideQueue>>> {
         if tensors.iter().any(|x| x.dtype() == DType::I32) {
             // The hosts reduce them.
             let mut each = tensors.iter_mut().enumerate();
@@ -57,8 +64,10 @@ impl Group {
         let _turn = self.turn.lock();
         let call = call(Operation::AllReduce(op), what);
         self.expect_alive(&call)?;
-        // Before anything is sent: a step that cannot be recorded leaves the group usable.
-        self.expect_side_queue(&call)?;
+        if is_beside {
+            // Before anything is sent: a step that cannot be recorded leaves the group usable.
+            self.expect_side_queue(&call)?;
+        }
         let mut parts = Vec::with_capacity(tensors.len());
         for x in &mut *tensors {
             self.own(self.expect_device(&call, x.device()))?;
@@ -71,11 +80,15 @@ impl Group {
         if parts.is_empty() {
             return Ok(None);
         }
-        let queue = self.own(self.side_queue())?;
-        self.own(queue.follow().map_err(crate::Error::from))?;
+        let queue = if is_beside { Some(self.own(self.side_queue())?) } else { None };
+        if let Some(queue) = &queue {
+            self.own(queue.follow().map_err(crate::Error::from))?;
+        }
         self.count_all(op, tensors);
-        self.queue_on(&call, Some(&queue), |api, comm, stream| reduce_all(api, comm, stream, &parts, op))?;
-        Ok(Some(queue))
+        self.queue_on(&call, queue.as_deref(), |api, comm, stream| {
+            reduce_all(api, comm, stream, &parts, op)
+        })?;
+        Ok(queue)
     }
 }
 
@@ -95,8 +108,8 @@ fn reduce_all(api: &Api, comm: Comm, stream: Stream, parts: &[Part], op: ReduceO
     let mut failed = None;
     for &Part { place, len, dtype } in parts {
         let dtype = float_number(dtype);
-        // SAFETY: `place` names `len` elements of this device, which are used by nothing else until its stream waits for this
-        // one. The communicator is alive while it is called.
+        // SAFETY: `place` names `len` elements of this device, which nothing else uses until the device's stream has passed the
+        // collective or waits for it. The communicator is alive while it is called.
         let status = unsafe { (api.all_reduce)(place, place, len, dtype, number(op), comm, stream) };
         if status != api::SUCCESS && status != api::IN_PROGRESS {
             failed.get_or_insert(("ncclAllReduce", status));

@@ -30,6 +30,7 @@ fn several_tensors_are_reduced_in_place_by_one_call() {
                 let tensors: Vec<_> = (0..lens.len()).map(own).collect();
                 let address = |x: &Tensor| x.as_slice::<f32>().unwrap().as_ptr() as usize;
                 let before: Vec<_> = tensors.iter().map(address).collect();
+                let mut again: Vec<_> = (0..lens.len()).map(own).collect();
                 let sums = group.start_all_reduce("x", tensors, ReduceOp::Sum).wait().unwrap();
                 assert_eq!(sums.iter().map(address).collect::<Vec<_>>(), before, "other storage");
                 for (index, found) in sums.iter().enumerate() {
@@ -43,6 +44,10 @@ fn several_tensors_are_reduced_in_place_by_one_call() {
                 let (calls, sent) = (u64::from(!lens.is_empty()), 2 * bytes * (n as u64 - 1) / n as u64);
                 let found = group.traffic().reductions;
                 assert_eq!(found.calls, calls);
+                group.all_reduce_coalesced("again", &mut again, ReduceOp::Sum).unwrap();
+                for (again, sum) in again.iter().zip(&sums) {
+                    assert!(bits(again.as_slice().unwrap()) == bits(sum.as_slice().unwrap()));
+                }
                 assert!(found.bytes.abs_diff(sent) <= lens.len() as u64, "{} bytes, not {sent}", found.bytes);
             });
         }

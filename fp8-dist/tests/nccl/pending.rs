@@ -133,6 +133,9 @@ fn integers_are_added_by_the_hosts_and_shared_storage_is_an_error() {
     let rig = Rig::new();
     let results = try_ranks(2, SHORT, |group, device| {
         let counts = || Tensor::from_vec(vec![group.rank() as i32, 5], [2], device).unwrap();
+        let mut floats = [1.0, 2.0].map(|x| tensor(&[x], &[1], DType::F32, device));
+        group.all_reduce_coalesced("floats", &mut floats, ReduceOp::Sum).unwrap();
+        assert_eq!(floats.each_ref().map(|x| x.item().unwrap()), [2.0, 4.0]);
         let sums = group.start_all_reduce("tokens", vec![counts(), counts()], ReduceOp::Sum).wait().unwrap();
         assert!(sums.iter().all(|sum| sum.to_vec::<i32>().unwrap() == [1, 10]));
         let x = tensor(&[1.0], &[1], DType::F32, device);

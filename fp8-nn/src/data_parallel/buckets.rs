@@ -1,85 +1,135 @@
-//! Gradients in buckets: small ones are summed together, which takes fewer exchanges between the ranks.
+//! Gradients in buckets: several are summed by one call, which takes fewer exchanges between the ranks.
 
-use crate::parameter::Event;
-use crate::{Parameter, Result};
-use fp8_dist::{ProcessGroup, ReduceOp};
-use fp8_kernels::{Device, Tensor};
+use crate::module::trainable;
+use crate::{Layer, Result};
+use fp8_dist::{Pending, ProcessGroup, ReduceOp};
+use fp8_kernels::Tensor;
 use std::sync::Arc;
 
-/// A bucket takes gradients up to this many bytes. A larger gradient is summed in place.
-const BYTES: usize = 4 << 20;
+/// The bounds of a bucket whose size is not given.
+const LEAST: usize = 1 << 20;
+const MOST: usize = 25 << 20;
+/// The number of buckets that a model's gradients then fill, within the bounds.
+const PARTS: usize = 8;
 
-/// Replaces gradients by their sums over the ranks. Sums are taken element by element, so buckets change no bit of them.
-pub(super) fn sum(parameters: Vec<&mut Parameter>, group: &dyn ProcessGroup) -> Result<()> {
-    let id: Arc<str> = group.id().into();
-    let mut bucket = Bucket::default();
-    for parameter in parameters {
-        let bytes = parameter.main_grad().numel() * size_of::<f32>();
-        // On GPUs, collectives are queued, and a copy would cost more than a call.
-        let is_on_gpu = parameter.main_grad().as_slice::<f32>().is_err();
-        if bytes > BYTES || is_on_gpu {
-            bucket.sum(group, &id)?;
-            sum_one(parameter, group, &id)?;
-            continue;
-        }
-        if bucket.bytes + bytes > BYTES {
-            bucket.sum(group, &id)?;
-        }
-        bucket.bytes += bytes;
-        bucket.parameters.push(parameter);
-    }
-    bucket.sum(group, &id)
-}
-
-#[derive(Debug, Default)]
-struct Bucket<'a> {
-    parameters: Vec<&'a mut Parameter>,
+/// Gradients that are being collected, and buckets of them that are being summed.
+#[derive(Debug)]
+pub(super) struct Buckets {
+    /// A bucket takes gradients up to so many bytes. A larger gradient has one of its own.
+    limit: usize,
     bytes: usize,
+    open: Vec<(Arc<str>, Tensor)>,
+    sums: Vec<Bucket>,
 }
 
-impl Bucket<'_> {
-    /// Sums what the bucket has, and empties it.
-    fn sum(&mut self, group: &dyn ProcessGroup, id: &Arc<str>) -> Result<()> {
+/// The gradients of parameters with these names.
+#[derive(Debug)]
+struct Bucket {
+    names: Vec<Arc<str>>,
+    sums: Sums,
+}
+
+#[derive(Debug)]
+enum Sums {
+    Pending(Pending),
+    Done(Result<Vec<Tensor>>),
+}
+
+/// The way in which buckets are summed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Way {
+    /// Beside what the caller computes.
+    Beside,
+    /// While the caller waits, in order with all other work.
+    Blocking,
+}
+
+impl Buckets {
+    /// Buckets of at most `limit` bytes; by default an eighth of all gradients of the model, from 1 MiB to 25 MiB.
+    pub(super) fn new(model: &(impl Layer + ?Sized), limit: Option<usize>) -> Self {
+        let sizes = trainable(model).into_iter().map(|parameter| parameter.shape().numel());
+        let all: usize = sizes.sum::<usize>() * size_of::<f32>();
+        let limit = limit.unwrap_or_else(|| (all / PARTS).clamp(LEAST, MOST));
+        Self { limit, bytes: 0, open: Vec::new(), sums: Vec::new() }
+    }
+
+    /// Adds a gradient, and begins to sum a bucket that is full.
+    pub(super) fn add(&mut self, name: &Arc<str>, gradient: Tensor, group: &dyn ProcessGroup, way: Way) {
+        let bytes = gradient.numel() * size_of::<f32>();
+        if self.bytes + bytes > self.limit {
+            self.close(group, way);
+        }
+        self.bytes += bytes;
+        self.open.push((name.clone(), gradient));
+        if self.bytes >= self.limit {
+            self.close(group, way);
+        }
+    }
+
+    /// Begins to sum the gradients that wait for a bucket to be full.
+    pub(super) fn close(&mut self, group: &dyn ProcessGroup, way: Way) {
         self.bytes = 0;
-        let mut parameters = std::mem::take(&mut self.parameters);
-        let (Some(first), Some(last)) = (parameters.first(), parameters.last()) else { return Ok(()) };
-        if parameters.len() == 1 {
-            return parameters.into_iter().try_for_each(|parameter| sum_one(parameter, group, id));
+        let (names, mut gradients): (Vec<_>, Vec<_>) = self.open.drain(..).unzip();
+        let what = match &*names {
+            [] => return,
+            [name] => format!("gradient of {name}"),
+            [first, .., last] => format!("gradients of {first} to {last}"),
+        };
+        let sums = match way {
+            Way::Beside => Sums::Pending(group.start_all_reduce(&what, gradients, ReduceOp::Sum)),
+            Way::Blocking => {
+                let summed = group.all_reduce_coalesced(&what, &mut gradients, ReduceOp::Sum);
+                Sums::Done(summed.map(|()| gradients).map_err(Into::into))
+            }
+        };
+        self.sums.push(Bucket { names, sums });
+    }
+
+    /// Waits for all sums, and returns those that there are and the first error.
+    pub(super) fn wait(&mut self) -> (Vec<(Arc<str>, Tensor)>, Result<()>) {
+        let (mut all, mut result) = (Vec::new(), Ok(()));
+        for Bucket { names, sums } in self.sums.drain(..) {
+            let sums = match sums {
+                Sums::Pending(pending) => pending.wait().map_err(Into::into),
+                Sums::Done(sums) => sums,
+            };
+            match sums {
+                Ok(sums) => all.extend(names.into_iter().zip(sums)),
+                Err(error) => result = result.and(Err(error)),
+            }
         }
-        let what = format!("gradients of {} to {}", first.name(), last.name());
-        let mut values = Vec::new();
-        for parameter in &parameters {
-            values.extend_from_slice(parameter.main_grad().as_slice::<f32>()?);
-        }
-        let len = values.len();
-        let mut sums = Tensor::from_vec(values, [len], &Device::cpu())?;
-        group.all_reduce_in_place(&what, &mut sums, ReduceOp::Sum)?;
-        let mut rest = sums.as_slice::<f32>()?;
-        for parameter in &mut parameters {
-            let (sums, others) = rest.split_at(parameter.main_grad().numel().min(rest.len()));
-            rest = others;
-            let name = parameter.name().clone();
-            parameter.gradient_mut().change(Event::Summed { group: id.clone() }, |grad| {
-                if grad.holders() == 0 {
-                    return Ok(grad.write(sums, &name)?);
-                }
-                *grad = Tensor::from_vec(sums.to_vec(), *grad.shape(), grad.device())?;
-                Ok(())
-            })?;
-        }
-        Ok(())
+        (all, result)
     }
 }
 
-/// Sums a gradient in place. One that shares its storage gets new storage.
-fn sum_one(parameter: &mut Parameter, group: &dyn ProcessGroup, id: &Arc<str>) -> Result<()> {
-    let what = format!("gradient of {}", parameter.name());
-    parameter.gradient_mut().change(Event::Summed { group: id.clone() }, |grad| {
-        if grad.holders() == 0 {
-            group.all_reduce_in_place(&what, grad, ReduceOp::Sum)?;
-        } else {
-            *grad = group.all_reduce(&what, grad, ReduceOp::Sum)?;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Linear, LinearOptions};
+    use fp8_dist::local;
+    use fp8_kernels::{DType, Device};
+    use std::time::Duration;
+
+    #[test]
+    fn buckets_are_closed_at_their_limit_and_large_gradients_are_alone() {
+        let group = local("dp", 1, Duration::from_secs(1)).unwrap().remove(0);
+        let options = LinearOptions { in_features: 1024, out_features: 4096, ..Default::default() };
+        let fc = Linear::new("fc", options, &Device::cpu(), &mut rand::rng()).unwrap();
+        assert_eq!(Buckets::new(&fc, None).limit, (4096 * 1024 * 4 + 4096 * 4) / 8);
+        let small = LinearOptions { in_features: 1, out_features: 1, ..Default::default() };
+        let small = Linear::new("fc", small, &Device::cpu(), &mut rand::rng()).unwrap();
+        assert_eq!(Buckets::new(&small, None).limit, LEAST);
+        for way in [Way::Beside, Way::Blocking] {
+            let mut buckets = Buckets::new(&fc, Some(40));
+            for (index, len) in [3, 4, 4, 100, 0, 1, 10, 2].into_iter().enumerate() {
+                let gradient = Tensor::zeros([len], DType::F32, &Device::cpu()).unwrap();
+                buckets.add(&format!("{index}").into(), gradient, &*group, way);
+            }
+            buckets.close(&*group, way);
+            let names: Vec<String> = buckets.sums.iter().map(|bucket| bucket.names.join(" ")).collect();
+            assert_eq!(names, ["0 1", "2", "3", "4 5", "6", "7"]);
+            let (sums, result) = buckets.wait();
+            assert!(result.is_ok() && sums.len() == 8 && buckets.sums.is_empty());
         }
-        Ok(())
-    })
+    }
 }

@@ -8,7 +8,8 @@ use fp8_recipe::Backward;
 use std::sync::Arc;
 
 impl Parameter {
-    /// Returns the accumulated gradient, f32. It has no elements if the parameter is frozen.
+    /// Returns the accumulated gradient, f32. It has no elements if the parameter is frozen, and between the backward pass and
+    /// [`Gradients::finish`](crate::Gradients::finish).
     pub fn main_grad(&self) -> &Tensor {
         self.gradient.tensor()
     }
@@ -93,6 +94,7 @@ impl Parameter {
         if !self.is_trainable {
             return Ok(());
         }
+        self.gradient.expect_here(&self.name)?;
         self.gradient.change(Event::Added { lone_recipe }, |grad| add(grad, &self.name))
     }
 
@@ -105,9 +107,9 @@ impl Parameter {
         self.clear_grad(new)
     }
 
-    /// Allocates a gradient of 0 if the present one shares its storage with a tensor that may still be read.
+    /// Allocates a gradient of 0 if the present one shares its storage with a tensor that may still be read, or is away.
     pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
-        if self.main_grad().holders() == 0 {
+        if self.main_grad().holders() == 0 && !self.gradient.is_away() {
             return Ok(None);
         }
         self.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;

@@ -6,11 +6,14 @@
 
 use crate::{Error, Result};
 use fp8_kernels::{DType, Device, MemoryKind, Replayed, Shape, Tensor};
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
 pub(crate) struct Gradient {
     tensor: Tensor,
+    /// The storage of the tensor that stands here while the gradient itself is elsewhere.
+    placeholder: Option<u64>,
     /// Shared with recorded steps.
     notes: Arc<Mutex<Notes>>,
 }
@@ -80,7 +83,7 @@ impl Gradient {
     /// Wraps a gradient of 0.
     pub(super) fn new(tensor: Tensor) -> Self {
         let notes = Notes { storage: tensor.storage_number(), ..Notes::default() };
-        Self { tensor, notes: Arc::new(Mutex::new(notes)) }
+        Self { tensor, placeholder: None, notes: Arc::new(Mutex::new(notes)) }
     }
 
     pub(super) const fn tensor(&self) -> &Tensor {
@@ -121,13 +124,43 @@ impl Gradient {
         result
     }
 
+    /// Takes the gradient away, to be reduced. Until it comes back, a tensor without elements stands in its place.
+    pub(crate) fn take(&mut self) -> Result<Tensor> {
+        let none = no_gradient(self.tensor.device())?;
+        self.placeholder = Some(none.storage_number());
+        self.rewrite(|gradient| Ok(mem::replace(gradient, none)))
+    }
+
+    /// Puts the gradient back as its sum over the group with this id. If another has been put in its place, that one stays.
+    pub(crate) fn put_back(&mut self, sum: Tensor, group: Arc<str>) -> Result<()> {
+        if !self.is_away() {
+            return Ok(());
+        }
+        self.placeholder = None;
+        self.change(Event::Summed { group }, |gradient| {
+            *gradient = sum;
+            Ok(())
+        })
+    }
+
+    /// Returns whether the gradient was taken away and is not back.
+    pub(crate) fn is_away(&self) -> bool {
+        self.placeholder.is_some_and(|storage| storage == self.tensor.storage_number())
+    }
+
+    /// Returns an error if the gradient is away; `parameter` is the name of the parameter.
+    pub(crate) fn expect_here(&self, parameter: &Arc<str>) -> Result<()> {
+        if self.is_away() { Err(Error::GradientAway { parameter: parameter.clone() }) } else { Ok(()) }
+    }
+
     /// Returns whether something was added that no optimizer step has used.
     pub(crate) fn awaits_step(&self) -> bool {
-        self.tensor.numel() > 0 && self.notes().awaits_step
+        (self.tensor.numel() > 0 || self.is_away()) && self.notes().awaits_step
     }
 
     /// Returns an error if a sum over the group would be wrong; `parameter` is the name of the parameter.
     pub(crate) fn expect_summable(&self, parameter: &Arc<str>, group: &str) -> Result<()> {
+        self.expect_here(parameter)?;
         let notes = self.notes();
         let parameter = parameter.clone();
         if notes.summed_over.iter().any(|summed| **summed == *group) {

@@ -19,6 +19,8 @@ struct Training {
     scaling: Scaling,
     recipe: Recipe,
     group: Option<Group>,
+    /// Sums gradients while backward goes on.
+    gradients: Option<Gradients>,
     ids: Tensor,
     targets: Tensor,
     /// Whether the optimizer gets the norm of clipping, or computes one.
@@ -31,12 +33,21 @@ impl Training {
         let scaling = Scaling::new(&model, &device()).unwrap();
         let optimizer = AdamW::new(with_group()).unwrap();
         let (ids, targets) = (ids([2, 8], 20, 0), ids([2, 8], 20, 100));
-        Self { model, optimizer, scaling, recipe, group: None, ids, targets, gives_norm: true }
+        let (group, gradients) = (None, None);
+        Self { model, optimizer, scaling, recipe, group, gradients, ids, targets, gives_norm: true }
     }
 
     /// One of several ranks: amaxes and gradients are those of all.
     fn of(group: &Group, recipe: Recipe) -> Self {
         Self { group: Some(group.clone()), ..Self::new(recipe) }
+    }
+
+    /// One of several ranks that sum gradients while backward goes on.
+    fn overlapping(group: &Group, recipe: Recipe) -> Self {
+        let training = Self::of(group, recipe);
+        let options = GradientsOptions { bucket_bytes: Some(8000), ..Default::default() };
+        let gradients = Some(Gradients::new(&training.model, group.clone(), options).unwrap());
+        Self { gradients, ..training }
     }
 
     /// The batch of a step, each rank's own.
@@ -54,9 +65,14 @@ impl Training {
         let (loss, saved) = self.model.loss(&mut cx, &self.ids, &self.targets)?;
         cx.commit()?;
         let mut cx = self.scaling.backward()?;
+        if let Some(gradients) = &mut self.gradients {
+            gradients.watch(&mut cx, &mut self.model)?;
+        }
         self.model.loss_backward(&mut cx, saved)?;
         cx.commit()?;
-        if let Some(group) = &self.group {
+        if let Some(gradients) = &mut self.gradients {
+            gradients.finish(&mut self.model)?;
+        } else if let Some(group) = &self.group {
             all_reduce_gradients(&mut self.model, &**group)?;
         }
         let norm = clip_grad_norm(&mut self.model, 1.0)?;

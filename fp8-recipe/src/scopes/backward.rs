@@ -2,8 +2,8 @@
 
 use crate::scopes::scope_settings::Mode;
 use crate::{
-    DelayedWgrad, Direction, Error, Forward, Fp8Gemms, GemmAccumulation, Origin, Result, Scaling, SlotName,
-    Snapshot,
+    DelayedWgrad, Direction, Error, Forward, Fp8Gemms, GemmAccumulation, GradientSink, Origin, Result,
+    Scaling, SlotName, Snapshot,
 };
 use fp8_kernels::{Cell, Slot};
 use std::fmt::Display;
@@ -35,11 +35,12 @@ pub struct Backward<'a> {
     pub(crate) scaling: &'a mut Scaling,
     /// Weight gradients that are left for later; `None` if they are not delayed.
     pub(crate) wgrads: Option<Vec<DelayedWgrad>>,
+    pub(crate) sink: Option<Box<dyn GradientSink>>,
 }
 
 impl<'a> Backward<'a> {
     pub(crate) const fn new(scaling: &'a mut Scaling) -> Self {
-        Self { scaling, wgrads: None }
+        Self { scaling, wgrads: None, sink: None }
     }
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod dropout;
 pub(crate) mod dropout_draw;
 pub(crate) mod forward;
 pub(crate) mod forward_outcome;
+pub(crate) mod gradient_sink;
 pub(crate) mod lone_recipe;
 pub(crate) mod open_scope;
 pub(crate) mod origin;

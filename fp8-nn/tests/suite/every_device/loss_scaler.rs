@@ -3,6 +3,7 @@
 use super::support::*;
 use fp8_nn::fp8_dist::local;
 use fp8_nn::fp8_kernels::ops::LossScaleState;
+use fp8_nn::hand_over_gradients;
 use fp8_nn::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ struct Layers {
     scaler: LossScaler,
     options: AutocastOptions,
     recipe: Recipe,
+    /// Sums gradients over ranks while backward goes on.
+    gradients: Option<Gradients>,
 }
 
 impl Layers {
@@ -38,7 +41,8 @@ impl Layers {
         let fc = Linear::new("fc", linear, &device(), &mut rng(1)).unwrap();
         let scaling = Scaling::new(&fc, &device()).unwrap();
         let optimizer = AdamW::new(AdamWOptions::default()).unwrap();
-        Self { fc, scaling, optimizer, scaler: scaler(options), options: Default::default(), recipe }
+        let (scaler, options) = (scaler(options), Default::default());
+        Self { fc, scaling, optimizer, scaler, options, recipe, gradients: None }
     }
 
     /// A step whose gradient of the output is noise of this size.
@@ -54,10 +58,12 @@ impl Layers {
         let mut cx = self.scaling.scope(&self.recipe, &self.options).unwrap();
         let (_, saved) = self.fc.forward(&mut cx, &x).unwrap();
         cx.commit().unwrap();
-        let (fc, scaler) = (&mut self.fc, &self.scaler);
+        let (fc, scaler, gradients) = (&mut self.fc, &self.scaler, &mut self.gradients);
         let backward = |cx: &mut Backward<'_>| {
+            gradients.as_mut().map_or(Ok(()), |gradients| gradients.watch(cx, fc))?;
             let dy = scaler.scale(cx, &dy)?;
             fc.backward(cx, saved, &dy)?;
+            hand_over_gradients(cx, fc)?;
             scaler.check(cx, fc)
         };
         self.scaling.in_backward(backward).unwrap();
@@ -227,7 +233,13 @@ fn microbatches_overflow_together() {
 
 #[test]
 fn ranks_skip_a_step_together() {
-    for recipe in [Some(delayed()), Some(current()), None] {
+    for (recipe, overlap) in [
+        (Some(delayed()), false),
+        (Some(current()), false),
+        (None, false),
+        (Some(delayed()), true),
+        (None, true),
+    ] {
         let groups = local("dp", 2, Duration::from_secs(60)).unwrap();
         let run = |group: Arc<dyn ProcessGroup>| {
             let mut training = Layers::new(recipe.clone().unwrap_or_else(delayed), options(), false);
@@ -235,12 +247,22 @@ fn ranks_skip_a_step_together() {
             if recipe.is_none() {
                 training.options = off();
             }
+            if overlap {
+                let gradients = Gradients::new(&training.fc, group.clone(), GradientsOptions::default());
+                training.gradients = Some(gradients.unwrap());
+            }
             let mut steps = Vec::new();
             for step in 0..4 {
                 // Only the second rank's gradients overflow, in the second step.
                 let is_bad = step == 1 && group.rank() == 1;
                 training.backward(10 * group.rank() as u64 + step, if is_bad { LARGE } else { 0.01 });
-                all_reduce_gradients(&mut training.fc, &*group).unwrap();
+                if let Some(gradients) = &mut training.gradients {
+                    let text = error(training.scaler.overflowed());
+                    assert!(text.contains("the norm that `clip_grad_norm` returns"), "{text}");
+                    gradients.finish(&mut training.fc).unwrap();
+                } else {
+                    all_reduce_gradients(&mut training.fc, &*group).unwrap();
+                }
                 training.finish();
                 steps.push((training.weights(), training.state(), training.optimizer.updates().unwrap()));
             }

@@ -26,6 +26,7 @@ mod loss_scaler;
 mod modes;
 mod old_checkpoints;
 mod optimizer;
+mod overlap;
 mod override_slots;
 mod overrides;
 pub(crate) mod own_block;

@@ -48,6 +48,26 @@ fn replays_of_ranks_have_the_bits_of_eager_steps() {
 }
 
 #[test]
+fn recorded_sums_beside_backward_have_the_bits_of_eager_sums_behind_it() {
+    let finals = ranks(|group| {
+        let (mut eager, mut recorded) =
+            (Training::of(&group, delayed()), Training::overlapping(&group, delayed()));
+        let (graph, _) = recorded_beside(&mut eager, &mut recorded, |_, _| {});
+        let all = |training: &Training| everything(&training.model, &training.scaling);
+        assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
+        let before = group.traffic().reductions;
+        graph.replay().unwrap();
+        let bytes = group.traffic().reductions.bytes - before.bytes;
+        let ranks = group.world_size() as u64;
+        let all_bytes = 2 * (ranks - 1) * 4 * num_parameters(&recorded.model) as u64 / ranks;
+        assert!(bytes.abs_diff(all_bytes) < 100, "{bytes} bytes, not {all_bytes}");
+        drop(graph);
+        all(&recorded)
+    });
+    assert!(finals.iter().all(|end| *end == finals[0]), "ranks differ");
+}
+
+#[test]
 fn a_step_in_which_ranks_would_compare_state_is_not_recorded() {
     if unless_simulated(true, false) {
         return; // one GPU is one rank, which compares nothing
