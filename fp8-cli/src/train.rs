@@ -17,6 +17,7 @@ mod ranks;
 mod report;
 mod sample;
 mod session;
+mod shares;
 mod summary;
 mod telemetry;
 mod text;

@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::train::config::{self, Config};
 use crate::train::report;
 use crate::train::sample::{self, Sample, printable};
+use crate::train::shares;
 use crate::train::summary::{self, ReportDir, Summary};
 use crate::train::trainer::{Run, Trainer};
 use crate::train::training::{self, Journey, Outcome};
@@ -67,6 +68,8 @@ fn run_rank<T: Trainer>(
             break;
         }
     }
+    let shares = shares::gather(&config.ranks, &outcomes);
+    let shares = shares.map_err(|error| Failure::work(format!("shares of ranks: {error}")))?;
     let (Some(folder), Some(last)) = (folder, journeys.last_mut()) else {
         return Ok(stopped);
     };
@@ -75,7 +78,7 @@ fn run_rank<T: Trainer>(
         (0, _) | (_, Some(_)) => None,
         _ => Some(sample::generate(config, last.run, &mut last.trainer).map_err(failed)?),
     };
-    let summary = Summary::new(config, &outcomes, &last.trainer);
+    let summary = Summary::new(config, &outcomes, &last.trainer, shares);
     let written = write(config, &folder, &summary, &outcomes, sample.as_ref());
     if let Some(failure) = stopped {
         let report = folder.path().join("report.html");

@@ -82,6 +82,11 @@ impl Ranks {
         self.group.as_ref().map_or(1, |group| group.world_size())
     }
 
+    /// Returns the bytes that this process has sent to the others so far.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.group.as_ref().map_or(0, |group| group.traffic().bytes())
+    }
+
     /// Whether this process writes, prints and saves.
     pub(crate) fn is_first(&self) -> bool {
         self.rank() == 0

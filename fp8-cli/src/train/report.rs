@@ -57,6 +57,7 @@ pub(crate) fn html(
         let note = format!("The grey text is the prompt; the {} model wrote the rest.", sample.run.title());
         page += &section("Sample", &note, &text);
     }
+    page += &run::ranks(summary);
     page += &pair([run::facts(summary), run::options(config)]);
     document("fp8 train", &page)
 }
@@ -340,6 +341,7 @@ mod tests {
             end: End::Complete,
             held_out_loss: None,
             memory: None,
+            bytes_sent: 0,
         };
         let chart = difference_chart(&[outcome(Run::HighPrecision, 2.0), outcome(Run::Fp8, 1.5)]).unwrap();
         assert_eq!((chart.limits, &*chart.series[0].points), (-25.0..25.0, &[(1.0, -25.0)][..]));

@@ -21,6 +21,8 @@ use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult,
 pub(crate) struct Session {
     device: Device,
     ranks: Ranks,
+    /// Sums gradients over the ranks while backward goes on, if there are several.
+    gradients: Option<Gradients>,
     /// The divisor of the loss: the targets of a batch, if this rank has only some of them.
     normalizer: Option<f32>,
     model: Gpt,
@@ -149,10 +151,11 @@ impl Session {
         if settings.dropout > 0.0 {
             scaling.set_dropout_seed(dropout_seed(settings, ranks))?;
         }
-        let mut normalizer = None;
+        let (mut normalizer, mut gradients) = (None, None);
         if let Some(group) = ranks.group() {
             scaling.set_group(group.clone());
             normalizer = Some((settings.batch * settings.seq) as f32);
+            gradients = Some(Gradients::new(&model, group.clone(), GradientsOptions::default())?);
         }
         let compute_dtype = match settings.dtype {
             Dtype::F32 => None,
@@ -180,6 +183,7 @@ impl Session {
         Ok(Self {
             device,
             ranks: ranks.clone(),
+            gradients,
             normalizer,
             model,
             optimizer,
@@ -273,10 +277,13 @@ impl Session {
             self.model.loss_with_info(&mut cx, ids, targets, mean, &SequenceInfo::default())?;
         cx.commit()?;
         let mut cx = self.scaling.backward()?;
+        if let Some(gradients) = &mut self.gradients {
+            gradients.watch(&mut cx, &mut self.model)?;
+        }
         self.model.loss_backward_scaled(&mut cx, saved, &self.scaler)?;
         cx.commit()?;
-        if let Some(group) = self.ranks.group() {
-            all_reduce_gradients(&mut self.model, &**group)?;
+        if let (Some(gradients), Some(group)) = (&mut self.gradients, self.ranks.group()) {
+            gradients.finish(&mut self.model)?;
             loss = group.all_reduce("loss", &loss, ReduceOp::Sum)?;
         }
         let grad_norm = self.scaler.clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;

@@ -12,6 +12,7 @@ use crate::page::signed;
 use crate::train::config::Config;
 use crate::train::machine::Origin;
 use crate::train::options::RecipeName;
+use crate::train::shares::Share;
 use crate::train::trainer::{Run, Trainer};
 use crate::train::training::Outcome;
 use crate::train::verdict::Verdict;
@@ -120,6 +121,8 @@ pub(crate) struct Summary {
     /// Bytes when they were most, in all and by what they were used for. Null if a training did not complete.
     pub(crate) peak_memory_bytes: Both,
     pub(crate) peak_memory_of: Vec<(&'static str, Both)>,
+    /// The share of each rank; empty for a process that trained alone.
+    pub(crate) ranks: Vec<Share>,
 }
 
 /// Bytes of one kind.
@@ -142,14 +145,19 @@ pub(crate) struct Both {
 }
 
 impl Both {
-    fn new(outcomes: &[Outcome], value: impl Fn(&Outcome) -> Option<f64>) -> Self {
+    pub(crate) fn new(outcomes: &[Outcome], value: impl Fn(&Outcome) -> Option<f64>) -> Self {
         let of = |run| outcomes.iter().find(|outcome| outcome.run == run).and_then(&value);
         Self { high_precision: of(Run::HighPrecision), fp8: of(Run::Fp8) }
     }
 }
 
 impl Summary {
-    pub(crate) fn new(config: &Config, outcomes: &[Outcome], trainer: &impl Trainer) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        outcomes: &[Outcome],
+        trainer: &impl Trainer,
+        ranks: Vec<Share>,
+    ) -> Self {
         let settings = &config.settings;
         let tokens_per_step = settings.batch * settings.seq;
         let fp8 = settings.recipe != RecipeName::None;
@@ -206,6 +214,7 @@ impl Summary {
                     (kind, Both::new(outcomes, |outcome| Some(bytes(&outcome.memory?) as f64)))
                 })
                 .to_vec(),
+            ranks,
         }
     }
 
@@ -329,6 +338,7 @@ mod tests {
             end: End::Complete,
             held_out_loss: Some(1.0),
             memory: None,
+            bytes_sent: 0,
         };
         let csv = steps_csv(&[outcome]);
         assert_eq!(csv.lines().nth(2), Some("fp8,4,NaN,0.1,0.002,1.000,2.5"));

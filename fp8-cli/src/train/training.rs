@@ -69,6 +69,8 @@ pub(crate) struct Outcome {
     pub(crate) held_out_loss: Option<f64>,
     /// Bytes at the peak of the training.
     pub(crate) memory: Option<MemoryUse>,
+    /// Bytes that this process has sent to the other ranks in the steps.
+    pub(crate) bytes_sent: u64,
 }
 
 impl Outcome {
@@ -126,6 +128,7 @@ pub(crate) fn train<T: Trainer>(
         end: End::Complete,
         held_out_loss: None,
         memory: None,
+        bytes_sent: 0,
     };
     let mut lost = 0; // steps in a row
     while journey.step < config.stop_at {
@@ -133,9 +136,10 @@ pub(crate) fn train<T: Trainer>(
         let batch = batches::training(&config.corpus, settings.seed, step, settings.batch, settings.seq);
         let lr = schedule.lr(step as u64 - 1);
         let observed = run == Run::Fp8 && outcome.telemetry.wants(step, config.stop_at);
-        let start = Instant::now();
+        let (start, sent) = (Instant::now(), config.ranks.bytes_sent());
         let result = journey.trainer.step(&batch, lr, observed).map_err(|error| failed(step, error))?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
+        outcome.bytes_sent += config.ranks.bytes_sent() - sent;
         let StepResult { loss, grad_norm, loss_scale, skipped } = result;
         let mut record = Record { step, loss, grad_norm, lr, loss_scale, skipped, ms, validation_loss: None };
         lost = if loss.is_finite() { 0 } else { lost + 1 };
@@ -251,6 +255,7 @@ mod tests {
             end: End::Complete,
             held_out_loss: None,
             memory: None,
+            bytes_sent: 0,
         };
         assert_eq!(outcome(&[]).median_step_ms(), None);
         assert_eq!(outcome(&[3.0, 1.0, 2.0]).median_step_ms(), Some(2.0));

@@ -131,6 +131,7 @@ mod tests {
             end,
             held_out_loss,
             memory: None,
+            bytes_sent: 0,
         }
     }
 

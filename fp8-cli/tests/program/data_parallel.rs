@@ -47,6 +47,28 @@ fn processes_train_as_one() {
     }
     let report = |ranks: &str| fs::read_to_string(place.path().join(ranks).join("report.html")).unwrap();
     assert!(report("2").contains(">--dp<") && !report("1").contains(">--dp<"));
+    assert!(report("4").contains("<tr><th>3</th>") && !report("1").contains("<h2>Ranks"));
+    for (folder, sent_by_each) in [("1", None), ("2", Some(1.0)), ("4", Some(1.5))] {
+        let summary = fs::read_to_string(place.path().join(folder).join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        let ranks = summary["ranks"].as_array().unwrap();
+        let Some(factor) = sent_by_each else {
+            assert!(ranks.is_empty());
+            continue;
+        };
+        assert_eq!(ranks.len().to_string(), folder);
+        let gradients = 4.0 * summary["params"].as_f64().unwrap();
+        for (index, rank) in ranks.iter().enumerate() {
+            assert_eq!(rank["rank"], index);
+            for run in ["high_precision", "fp8"] {
+                assert!(rank["median_step_ms"][run].as_f64().unwrap() > 0.0, "{rank}");
+                assert!(rank["peak_memory_bytes"][run].as_f64().unwrap() > 2.0 * gradients, "{rank}");
+                // Gradients, and a little for the loss, amaxes and Ctrl-C.
+                let sent = rank["bytes_sent_per_step"][run].as_f64().unwrap() / (factor * gradients);
+                assert!((1.0..1.05).contains(&sent), "{rank}: {sent}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use crate::page::{escape, grouped, section};
 use crate::train::config::Config;
 use crate::train::summary::Summary;
+use crate::train::trainer::Run;
 
 /// Machine, date, commit and sizes.
 pub(super) fn facts(summary: &Summary) -> String {
@@ -28,6 +29,37 @@ pub(super) fn facts(summary: &Summary) -> String {
     }
     section("Run", "", &(html + "</tbody>\n</table>\n"))
 }
+
+/// The share of each rank, if there were several.
+pub(super) fn ranks(summary: &Summary) -> String {
+    if summary.ranks.is_empty() {
+        return String::new();
+    }
+    let of_run = |run| summary.ranks.iter().any(|share| share.of_run(run)[0].is_some());
+    let runs: Vec<Run> = [Run::HighPrecision, Run::Fp8].into_iter().filter(|&run| of_run(run)).collect();
+    let mut html = String::from("<table class=\"numbers\">\n<thead><tr><th>rank</th>");
+    for column in ["median step, ms", "memory at the peak, MiB", "sent in a step, MiB"] {
+        for run in &runs {
+            let _ = write!(html, "<th>{column}, {}</th>", run.title());
+        }
+    }
+    html += "</tr></thead>\n<tbody>\n";
+    for share in &summary.ranks {
+        let _ = write!(html, "<tr><th>{}</th>", share.rank);
+        for (column, unit) in [1.0, f64::from(1 << 20), f64::from(1 << 20)].into_iter().enumerate() {
+            for &run in &runs {
+                let number = share.of_run(run).get(column).copied().flatten();
+                let text = number.map_or_else(|| "–".to_owned(), |number| format!("{:.2}", number / unit));
+                let _ = write!(html, "<td>{text}</td>");
+            }
+        }
+        html += "</tr>\n";
+    }
+    section("Ranks", RANKS_NOTE, &(html + "</tbody>\n</table>\n"))
+}
+
+const RANKS_NOTE: &str = "Each rank trains on its rows of every batch and sends gradients and amaxes to the others. A step takes as long \
+                          as the slowest rank.";
 
 /// Every option that has a value, and where the value came from.
 pub(super) fn options(config: &Config) -> String {
