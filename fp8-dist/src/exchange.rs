@@ -26,6 +26,14 @@ pub(crate) trait Exchange: Debug + Send + Sync {
     #[cfg(feature = "cuda")]
     fn left(&self) -> Vec<usize>;
 
+    /// Names a call that the ranks have compared. Rank 0 names calls in errors.
+    #[cfg(feature = "cuda")]
+    fn name_call(&self, number: u64, name: &str);
+
+    /// Tells rank 0 which compared calls this rank has made, in order. Nobody waits for an answer.
+    #[cfg(feature = "cuda")]
+    fn tell_calls(&self, numbers: Vec<u64>);
+
     fn poison(&self, reason: &str) {
         self.fail(Failure::GaveUp { rank: self.rank(), reason: reason.to_owned() });
     }

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod agreement;
+mod calls;
 mod direct;
 mod division;
 mod environment;

@@ -5,6 +5,7 @@
 //! only when all ranks have arrived, and a rank cannot start the next one before it has emptied its mailbox. A completed exchange
 //! succeeds on all ranks, even if the group fails before the slowest rank reads its mailbox.
 
+use crate::calls::Calls;
 use crate::exchange::Exchange;
 use crate::message::Message;
 use crate::{Error, Failure, Result, events, reduction};
@@ -34,6 +35,7 @@ struct Table {
     /// The links to remote ranks; `None` for ranks in this process, which read their mailboxes themselves.
     links: Vec<Option<Link>>,
     failure: Option<Failure>,
+    calls: Calls,
 }
 
 /// The record of the news that a remote rank has been sent.
@@ -116,6 +118,7 @@ impl Meeting {
             left: vec![false; world_size],
             links: (0..world_size).map(|rank| remote(rank).then(Link::default)).collect(),
             failure: None,
+            calls: Calls::new(world_size),
         };
         Arc::new(Self { id: id.to_owned(), table: Mutex::new(table), changed: Condvar::new(), deadline })
     }
@@ -242,6 +245,12 @@ impl Meeting {
         }
     }
 
+    /// Adds calls that a rank has made, and fails the group if they are not those of the others.
+    pub(crate) fn add_calls(&self, rank: usize, numbers: &[u64]) {
+        let difference = self.table.lock().calls.add(rank, numbers);
+        difference.into_iter().for_each(|difference| self.fail(difference));
+    }
+
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.table.lock().failure.clone()
     }
@@ -308,6 +317,16 @@ impl Exchange for Seat {
     #[cfg(feature = "cuda")]
     fn left(&self) -> Vec<usize> {
         self.meeting.left()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn name_call(&self, number: u64, name: &str) {
+        self.meeting.table.lock().calls.name(number, name);
+    }
+
+    #[cfg(feature = "cuda")]
+    fn tell_calls(&self, numbers: Vec<u64>) {
+        self.meeting.add_calls(self.rank, &numbers);
     }
 }
 

@@ -191,9 +191,10 @@ mod tests {
             assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
             #[cfg(target_os = "linux")]
             {
-                assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(15));
-                assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
-                assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+                assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(3));
+                assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(1));
+                assert_eq!(socket.tcp_keepalive_retries().unwrap(), 5);
+                assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(8)));
             }
         }
         drop((guest, seat));

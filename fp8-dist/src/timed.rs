@@ -95,14 +95,34 @@ impl Write for Timed {
     }
 }
 
-/// Enables keep-alive, which detects within half a minute that the other machine is gone even if neither side sends data.
+/// The time after which a machine that answers nothing is taken for gone.
+#[cfg(target_os = "linux")]
+const SILENCE: Duration = Duration::from_secs(8);
+
+/// Lets the operating system ask whether the other machine still answers, while neither side sends data: a connection to a machine
+/// that is gone ends after 8 seconds. The other machine's system answers by itself, so a process that is busy or stopped keeps its
+/// connections.
 pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(15))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(3);
+        .with_time(Duration::from_secs(3))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(5);
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
+
+/// Like [`keep_alive`], and also while data that was sent is not acknowledged, where the system can say so. A process that is stopped
+/// does not read, so this is not for more data than the other machine's system holds for it.
+pub(crate) fn keep_watch(stream: &TcpStream) -> io::Result<()> {
+    keep_alive(stream)?;
+    #[cfg(target_os = "linux")]
+    SockRef::from(stream).set_tcp_user_timeout(Some(SILENCE))?;
+    // As much as the system allows, for the message of a rank to one that is stopped.
+    let _ = SockRef::from(stream).set_recv_buffer_size(ROOM);
+    Ok(())
+}
+
+/// Room for the messages that wait for a process to read them, in bytes.
+const ROOM: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

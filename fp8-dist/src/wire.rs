@@ -34,6 +34,8 @@ pub(crate) enum Frame {
     Left(Vec<usize>),
     /// All ranks have joined.
     Welcome,
+    /// The numbers of calls that a rank has made without an exchange.
+    Calls(Vec<u64>),
 }
 
 /// Sends one frame.
@@ -52,6 +54,12 @@ pub(crate) fn send(out: &mut impl Write, frame: &Frame) -> io::Result<()> {
             start(out, 4, &head)
         }
         Frame::Welcome => start(out, 5, &[]),
+        Frame::Calls(numbers) => {
+            let mut head = Vec::new();
+            put_number(&mut head, numbers.len() as u64);
+            numbers.iter().for_each(|&number| put_number(&mut head, number));
+            start(out, 6, &head)
+        }
     }?;
     out.flush()
 }
@@ -131,7 +139,7 @@ pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
     input.read_exact(&mut first)?;
     let [kind, len @ ..] = first;
     let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_HEAD || !(1..=5).contains(&kind) {
+    if len > MAX_HEAD || !(1..=6).contains(&kind) {
         return Err(invalid(format!("a frame of kind {kind} with a head of {len} bytes")));
     }
     let bytes = read_elements::<u8>(input, len)?;
@@ -153,6 +161,7 @@ pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
         }
         3 => Frame::Fail(head.failure()?),
         4 => Frame::Left(head.ranks()?),
+        6 => Frame::Calls((0..head.number()?).map(|_| head.number()).collect::<io::Result<_>>()?),
         _ => Frame::Welcome,
     };
     if head.0.is_empty() { Ok(frame) } else { Err(invalid("a head with bytes left over".to_owned())) }
@@ -336,7 +345,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn any_bytes_are_a_frame_or_an_error(kind in 0u8..7, head in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn any_bytes_are_a_frame_or_an_error(kind in 0u8..8, head in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut frame = vec![kind];
             frame.extend((head.len() as u32).to_le_bytes());
             frame.extend(head);

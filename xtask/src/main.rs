@@ -17,6 +17,7 @@ mod mutate;
 mod mutate_codec;
 mod mutate_crates;
 mod neon;
+mod network;
 mod process;
 mod ptx;
 mod python;
@@ -74,6 +75,8 @@ enum Task {
     GpuBundle(gpu_bundle::GpuBundle),
     /// Runs fp8-format's tests and a sweep over f32 on emulated AArch64; installs the emulator (minutes)
     Neon(neon::Neon),
+    /// Trains on two ranks over a slow link between network namespaces, and cuts it (minutes; Linux, root, ip and tc)
+    Network(network::Network),
     /// Runs the criterion benches of the crates (a minute or two each); codec, train and gemm compare with other libraries
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle for all inputs (minutes; uses an optimized build)
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Task::GpuTest => gpu_test::run(),
         Task::GpuBundle(options) => gpu_bundle::run(&options),
         Task::Neon(options) => neon::run(&options),
+        Task::Network(options) => network::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Exhaustive(options) => checks::exhaustive(&options),
     })

@@ -13,4 +13,6 @@ pub(super) struct Agreed {
     pub(super) shards: Vec<Shape>,
     /// The call's number, one i32 on the device.
     pub(super) number: Tensor,
+    /// Its number among the calls whose order is compared.
+    pub(super) call: u64,
 }

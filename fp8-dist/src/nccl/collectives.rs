@@ -1,7 +1,7 @@
 //! The collectives of groups of GPUs.
 
 use super::api;
-use super::group::{Group, address, call, float_number, number};
+use super::group::{Group, address, call, float_number, op_number};
 use crate::division::Division;
 use crate::member::not_reducible;
 use crate::message::{Call, Message, Operation};
@@ -25,9 +25,9 @@ impl Group {
             let result = self.reduce_on_hosts(&call, x, op)?;
             return self.own(host::store(&result, x, what));
         }
-        self.compare_once(&call, x.dtype(), *x.shape())?;
+        let number = self.compare_once(&call, x.dtype(), *x.shape())?;
         expect_reducible(&call, x, op)?;
-        self.reduce(&call, x, op, [place, place])
+        self.reduce(&call, Some(number), x, op, [place, place])
     }
 }
 
@@ -64,10 +64,10 @@ impl AmaxGroup for Group {
         self.own(self.expect_device(&call, arena.device()))?;
         let row = self.own(interop::staged_address(arena).map_err(Error::from))?;
         let len = arena.staged_len();
-        self.compare_once(&call, DType::F32, [len].into())?;
+        let number = self.compare_once(&call, DType::F32, [len].into())?;
         if len > 0 {
             self.add(Entry::of_amaxes(len, self.world_size()));
-            self.queue(&call, |api, comm, stream| {
+            self.queue(&call, Some(number), |api, comm, stream| {
                 // SAFETY: `row` is the address of `len` f32, reduced in place; the arena's memory is freed in stream order.
                 ("ncclAllReduce", unsafe {
                     (api.all_reduce)(row, row, len, api::FLOAT32, api::MAX, comm, stream)
@@ -100,11 +100,11 @@ impl ProcessGroup for Group {
             let result = self.reduce_on_hosts(&call, x, op)?;
             return host::cut(&result, 0..x.numel(), *x.shape(), x.device());
         }
-        self.compare_once(&call, x.dtype(), *x.shape())?;
+        let number = self.compare_once(&call, x.dtype(), *x.shape())?;
         expect_reducible(&call, x, op)?;
         let out = self.empty_like(x, *x.shape(), x.dtype())?;
         let buffers = [self.own(address(x))?, self.own(address(&out))?];
-        self.reduce(&call, x, op, buffers)?;
+        self.reduce(&call, Some(number), x, op, buffers)?;
         Ok(out)
     }
 
@@ -137,11 +137,10 @@ impl ProcessGroup for Group {
         let call = call(Operation::ReduceScatter(op), what);
         self.expect_alive(&call)?;
         self.own(self.expect_device(&call, x.device()))?;
-        let sum = if x.dtype() == DType::I32 {
-            Some(self.reduce_on_hosts(&call, x, op)?)
+        let (sum, number) = if x.dtype() == DType::I32 {
+            (Some(self.reduce_on_hosts(&call, x, op)?), None)
         } else {
-            self.compare_once(&call, x.dtype(), *x.shape())?;
-            None
+            (None, Some(self.compare_once(&call, x.dtype(), *x.shape())?))
         };
         expect_reducible(&call, x, op)?;
         let (mut dims, ranks) = (x.shape().to_vec(), self.world_size());
@@ -159,12 +158,12 @@ impl ProcessGroup for Group {
             let dtype = float_number(x.dtype());
             let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
             self.count(&call, x);
-            self.queue(&call, |api, comm, stream| {
+            self.queue(&call, number, |api, comm, stream| {
                 let each = out.numel();
                 // SAFETY: `to` names `each` elements of this device, `from` as many for each rank; both live until the stream
                 // has passed the collective.
                 ("ncclReduceScatter", unsafe {
-                    (api.reduce_scatter)(from, to, each, dtype, number(op), comm, stream)
+                    (api.reduce_scatter)(from, to, each, dtype, op_number(op), comm, stream)
                 })
             })?;
         }
@@ -176,7 +175,7 @@ impl ProcessGroup for Group {
         let call = call(Operation::Broadcast { root }, what);
         self.expect_alive(&call)?;
         self.own(self.expect_device(&call, x.device()))?;
-        self.compare_once(&call, x.dtype(), *x.shape())?;
+        let number = self.compare_once(&call, x.dtype(), *x.shape())?;
         if root >= self.world_size() {
             return Err(Error::Root { call: call.to_string(), root, world_size: self.world_size() });
         }
@@ -185,7 +184,7 @@ impl ProcessGroup for Group {
             let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
             let from = if self.rank() == root { self.own(address(x))? } else { to };
             self.count(&call, x);
-            self.queue(&call, |api, comm, stream| {
+            self.queue(&call, Some(number), |api, comm, stream| {
                 // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
                 // the collective.
                 ("ncclBroadcast", unsafe {

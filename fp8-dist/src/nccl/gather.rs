@@ -40,7 +40,7 @@ impl Group {
         if out.numel() > 0 {
             let parts = self.own(Parts::new(x, &out, &shards))?;
             self.count(&call, x);
-            self.queue(&call, |api, comm, stream| {
+            self.queue(&call, None, |api, comm, stream| {
                 gather_all(api, comm, stream, self.control().rank(), &[parts])
             })?;
         }
@@ -91,7 +91,8 @@ impl Group {
             Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } | Scale::Blocks(_) => None,
         };
         let number = Tensor::from_vec(vec![number(&label, &shards)], [1], shard.device())?;
-        let agreed = Arc::new(Agreed { label, committed, shards, number });
+        let call = self.number_of(&format!("quantized_all_gather `{label}`"));
+        let agreed = Arc::new(Agreed { label, committed, shards, number, call });
         // Like all later ones, so that what a recorded call needs is there: kernels, and NCCL's connections.
         let whole = self.gather_agreed(what, &agreed, shard, slot)?;
         self.agreed.lock().insert(what.to_owned(), agreed);
@@ -137,7 +138,7 @@ impl Group {
             (Scale::FromTensor(_), Some(rule)) => {
                 let mut amax = ops::amax(shard)?;
                 let place = interop::address_mut(&mut amax, what)?;
-                self.reduce(&call, &amax, ReduceOp::Max, [place, place])?;
+                self.reduce(&call, None, &amax, ReduceOp::Max, [place, place])?;
                 Some(ops::scale_from_amax(&amax, rule)?)
             }
             (Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_), _) => None,
@@ -163,7 +164,10 @@ impl Group {
             parts.push(Parts::new(&elements, &out, &agreed.shards)?);
             self.count(&call, &elements);
         }
-        self.queue(&call, |api, comm, stream| gather_all(api, comm, stream, self.control().rank(), &parts))?;
+        let number = Some(agreed.call);
+        self.queue(&call, number, |api, comm, stream| {
+            gather_all(api, comm, stream, self.control().rank(), &parts)
+        })?;
         ops::compare_calls(&named(what), &numbers, scales.as_ref())?;
         of_shard::join(&shard, out, slot)
     }

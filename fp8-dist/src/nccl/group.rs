@@ -15,7 +15,7 @@ use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
 use fp8_kernels::interop::SideQueue;
 use fp8_kernels::{DType, Device, Replayed, Shape, Tensor, interop};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -130,8 +130,8 @@ pub(super) struct Group {
     divide: Box<dyn Divide>,
     pub(super) members: Vec<usize>,
     pub(super) number: u64,
-    /// Calls that have been compared.
-    seen: Mutex<HashSet<(Call, DType, Shape)>>,
+    /// Calls that have been compared, and their numbers.
+    seen: Mutex<HashMap<(Call, DType, Shape), u64>>,
     /// Quantized gathers that the hosts need not compare again.
     pub(super) agreed: Mutex<HashMap<String, Arc<Agreed>>>,
     /// Serializes threads that share a handle, so calls have one order.
@@ -215,31 +215,43 @@ impl Group {
         self.control().exchange(message)
     }
 
-    /// Compares a call with the other ranks', unless that has been done.
-    pub(super) fn compare_once(&self, call: &Call, dtype: DType, shape: Shape) -> Result<()> {
+    /// Compares a call with the other ranks', unless that has been done. Returns the call's number.
+    pub(super) fn compare_once(&self, call: &Call, dtype: DType, shape: Shape) -> Result<u64> {
         let key = (call.clone(), dtype, shape);
-        if !self.seen.lock().contains(&key) {
-            let part = Part { dtype, shape, data: None };
-            self.control().exchange(Message { call: call.clone(), names: Vec::new(), part: Some(part) })?;
-            self.seen.lock().insert(key);
+        if let Some(number) = self.seen.lock().get(&key) {
+            return Ok(*number);
         }
-        Ok(())
+        let part = Part { dtype, shape, data: None };
+        self.control().exchange(Message { call: call.clone(), names: Vec::new(), part: Some(part) })?;
+        let number = self.number_of(&format!("{call}, {shape} of {dtype}"));
+        self.seen.lock().insert(key, number);
+        Ok(number)
     }
 
-    /// Compares a call that reduces several tensors with the other ranks', unless that has been done.
-    pub(super) fn compare_all_once(&self, call: &Call, tensors: &[Tensor]) -> Result<()> {
+    /// Returns the number of a call that all ranks describe alike, and names it in errors.
+    pub(super) fn number_of(&self, call: &str) -> u64 {
+        let number = fnv(call.bytes());
+        self.control().name_call(number, call);
+        number
+    }
+
+    /// Compares a call that reduces several tensors with the other ranks', unless that has been done. Returns the call's number.
+    pub(super) fn compare_all_once(&self, call: &Call, tensors: &[Tensor]) -> Result<u64> {
         if let [x] = tensors {
             return self.compare_once(call, x.dtype(), *x.shape());
         }
         let of = |x: &Tensor| Arc::from(format!("{} of {}", x.shape(), x.dtype()));
         let names: Vec<Arc<str>> = tensors.iter().map(of).collect();
-        let whole = Call { what: format!("{}: {}", call.what, names.join(", ")), ..call.clone() };
+        let shapes = names.join(", ");
+        let whole = Call { what: format!("{}: {shapes}", call.what), ..call.clone() };
         let key = (whole, DType::U8, Shape::from([tensors.len()]));
-        if !self.seen.lock().contains(&key) {
-            self.control().exchange(Message { call: call.clone(), names, part: None })?;
-            self.seen.lock().insert(key);
+        if let Some(number) = self.seen.lock().get(&key) {
+            return Ok(*number);
         }
-        Ok(())
+        self.control().exchange(Message { call: call.clone(), names, part: None })?;
+        let number = self.number_of(&format!("{call}, {shapes}"));
+        self.seen.lock().insert(key, number);
+        Ok(number)
     }
 
     /// Counts a call with `x`, and each of its replays if it is being recorded.
@@ -290,15 +302,21 @@ impl Group {
         Err(Error::Device { call: call.to_string(), found, expected })
     }
 
-    /// Queues NCCL's part of a collective on the device's stream.
-    pub(super) fn queue(&self, call: &Call, queue: impl FnOnce(&Api, Comm, Stream) -> Answer) -> Result<()> {
-        self.queue_on(call, None, queue)
+    /// Queues NCCL's part of a collective on the device's stream. `number` is that of a call which the hosts have compared before.
+    pub(super) fn queue(
+        &self,
+        call: &Call,
+        number: Option<u64>,
+        queue: impl FnOnce(&Api, Comm, Stream) -> Answer,
+    ) -> Result<()> {
+        self.queue_on(call, number, None, queue)
     }
 
     /// Queues NCCL's part of a collective on `side`, or on the device's stream.
     pub(super) fn queue_on(
         &self,
         call: &Call,
+        number: Option<u64>,
         side: Option<&SideQueue>,
         queue: impl FnOnce(&Api, Comm, Stream) -> Answer,
     ) -> Result<()> {
@@ -313,7 +331,7 @@ impl Group {
             Err(Error::Failed { call: call.to_string(), failure })
         };
         match queued {
-            Ok(()) => self.own(self.holder.queued(&call.to_string(), side).map_err(Error::from)),
+            Ok(()) => self.own(self.holder.queued(&call.to_string(), number, side).map_err(Error::from)),
             Err(Trouble::Nccl(function, text)) => failed(format!("{call}: {function}: {text}")),
             Err(Trouble::Late(function)) => {
                 failed(format!("{call}: {function} was not queued within {:?}", self.watched().deadline))
@@ -327,17 +345,24 @@ impl Group {
         self.own(interop::unfilled(shape, dtype, x.device()).map_err(Error::from))
     }
 
-    pub(super) fn reduce(&self, call: &Call, x: &Tensor, op: ReduceOp, [from, to]: [u64; 2]) -> Result<()> {
+    pub(super) fn reduce(
+        &self,
+        call: &Call,
+        number: Option<u64>,
+        x: &Tensor,
+        op: ReduceOp,
+        [from, to]: [u64; 2],
+    ) -> Result<()> {
         if x.numel() == 0 {
             return Ok(());
         }
         let dtype = float_number(x.dtype());
         self.count(call, x);
-        self.queue(call, |api, comm, stream| {
+        self.queue(call, number, |api, comm, stream| {
             // SAFETY: `from` and `to` name numel elements of this device, equal or apart, that live until the stream has passed
             // the collective: memory is reused in stream order. The communicator is alive while it is called.
             ("ncclAllReduce", unsafe {
-                (api.all_reduce)(from, to, x.numel(), dtype, number(op), comm, stream)
+                (api.all_reduce)(from, to, x.numel(), dtype, op_number(op), comm, stream)
             })
         })
     }
@@ -357,7 +382,12 @@ impl Group {
     }
 }
 
-pub(super) fn number(op: ReduceOp) -> i32 {
+/// The hash FNV-1a of 64 bits.
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+pub(super) fn op_number(op: ReduceOp) -> i32 {
     match op {
         ReduceOp::Sum => api::SUM,
         ReduceOp::Avg => api::AVG,

@@ -3,7 +3,7 @@
 use super::api::{self, Api, Comm, Stream};
 use super::collectives::expect_reducible;
 use super::communicator::Answer;
-use super::group::{Group, call, float_number, number};
+use super::group::{Group, call, float_number, op_number};
 use crate::message::Operation;
 use crate::pending::OnDevice;
 use crate::{Pending, ReduceOp, Result};
@@ -74,7 +74,7 @@ impl Group {
             let place = self.own(interop::address_mut(x, what).map_err(crate::Error::from))?;
             parts.push(Part { place, len: x.numel(), dtype: x.dtype() });
         }
-        self.compare_all_once(&call, tensors)?;
+        let number = self.compare_all_once(&call, tensors)?;
         tensors.iter().try_for_each(|x| expect_reducible(&call, x, op))?;
         parts.retain(|part| part.len > 0);
         if parts.is_empty() {
@@ -85,7 +85,7 @@ impl Group {
             self.own(queue.follow().map_err(crate::Error::from))?;
         }
         self.count_all(op, tensors);
-        self.queue_on(&call, queue.as_deref(), |api, comm, stream| {
+        self.queue_on(&call, Some(number), queue.as_deref(), |api, comm, stream| {
             reduce_all(api, comm, stream, &parts, op)
         })?;
         Ok(queue)
@@ -110,7 +110,7 @@ fn reduce_all(api: &Api, comm: Comm, stream: Stream, parts: &[Part], op: ReduceO
         let dtype = float_number(dtype);
         // SAFETY: `place` names `len` elements of this device, which nothing else uses until the device's stream has passed the
         // collective or waits for it. The communicator is alive while it is called.
-        let status = unsafe { (api.all_reduce)(place, place, len, dtype, number(op), comm, stream) };
+        let status = unsafe { (api.all_reduce)(place, place, len, dtype, op_number(op), comm, stream) };
         if status != api::SUCCESS && status != api::IN_PROGRESS {
             failed.get_or_insert(("ncclAllReduce", status));
         }

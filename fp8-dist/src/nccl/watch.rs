@@ -23,6 +23,8 @@ pub(super) const GRACE: Duration = Duration::from_millis(100);
 const LEAVE: Duration = Duration::from_secs(1);
 /// The polling interval, which is how long a failure may go unnoticed.
 const PACE: Duration = Duration::from_millis(2);
+/// The interval at which rank 0 is told which calls were made.
+const BEAT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -33,8 +35,10 @@ pub(super) struct Watched {
     queued: Mutex<VecDeque<Queued>>,
     /// Whether a graph has recorded collectives. Then the device is poisoned when the communicator is aborted.
     is_captured: AtomicBool,
-    /// The newest capture whose launches are watched.
-    watched_capture: Mutex<Option<u64>>,
+    /// The newest capture whose launches are watched, and the calls in it.
+    watched_capture: Mutex<Option<(u64, Arc<Mutex<Vec<u64>>>)>>,
+    /// The calls that rank 0 has not been told, of those that the hosts have compared before.
+    made: Mutex<Vec<u64>>,
     is_closing: AtomicBool,
 }
 
@@ -48,19 +52,32 @@ pub(super) struct Holder {
 
 impl Holder {
     /// Starts the deadline of a collective that has been queued, on `side` or the device's stream. The deadline of a recorded one starts with each launch of its graph.
-    pub(super) fn queued(self: &Arc<Self>, call: &str, side: Option<&SideQueue>) -> fp8_kernels::Result<()> {
+    pub(super) fn queued(
+        self: &Arc<Self>,
+        call: &str,
+        number: Option<u64>,
+        side: Option<&SideQueue>,
+    ) -> fp8_kernels::Result<()> {
         let watched = &self.watched;
         let watch = || {
             if !interop::is_capturing(&watched.device)? {
+                watched.made.lock().extend(number);
                 return watched.mark(call.to_owned(), side);
             }
             watched.is_captured.store(true, Ordering::Relaxed);
-            if let Some(capture) = watched.device.capture_number()
-                && watched.watched_capture.lock().replace(capture) != Some(capture)
-            {
-                let call = format!("a recorded step with {call}");
-                watched.device.on_replay(Arc::new(Recorded { holder: self.clone(), call }));
-            }
+            let Some(capture) = watched.device.capture_number() else { return Ok(()) };
+            let mut watched_capture = watched.watched_capture.lock();
+            let calls = match &*watched_capture {
+                Some((known, calls)) if *known == capture => calls.clone(),
+                _ => {
+                    let (calls, call) = (Arc::default(), format!("a recorded step with {call}"));
+                    *watched_capture = Some((capture, Arc::clone(&calls)));
+                    let recorded = Recorded { holder: self.clone(), call, calls: calls.clone() };
+                    watched.device.on_replay(Arc::new(recorded));
+                    calls
+                }
+            };
+            calls.lock().extend(number);
             Ok(())
         };
         watch().inspect_err(|error: &fp8_kernels::Error| watched.lose(call, error))
@@ -89,6 +106,8 @@ struct Recorded {
     holder: Arc<Holder>,
     /// The first collective.
     call: String,
+    /// The calls whose order is compared.
+    calls: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Replayed for Recorded {
@@ -104,6 +123,7 @@ impl Replayed for Recorded {
 
     fn launched(&self) {
         let watched = &self.holder.watched;
+        watched.made.lock().extend_from_slice(&self.calls.lock());
         if let Err(error) = watched.mark(self.call.clone(), None) {
             watched.lose(&self.call, &error);
             watched.control.poison(&error.to_string());
@@ -134,6 +154,7 @@ impl Watched {
             queued: Mutex::default(),
             is_captured: AtomicBool::new(false),
             watched_capture: Mutex::default(),
+            made: Mutex::default(),
             is_closing: AtomicBool::new(false),
         })
     }
@@ -178,13 +199,25 @@ impl Watched {
     pub(super) fn watch(&self) {
         // Makes the device's context current on this thread. A failed device is detected by its marks.
         let _ = interop::stream(&self.device);
-        let mut heard = None;
+        let (mut heard, mut told) = (None, Instant::now());
         while !self.is_closing.load(Ordering::Relaxed) {
             self.look(&mut heard);
+            if told.elapsed() >= BEAT {
+                told = Instant::now();
+                self.tell();
+            }
             if let Some(failure) = self.control.failure() {
                 return self.end(&failure);
             }
             thread::sleep(PACE);
+        }
+    }
+
+    /// Tells rank 0 which calls were made, if there are any.
+    fn tell(&self) {
+        let made = std::mem::take(&mut *self.made.lock());
+        if !made.is_empty() {
+            self.control.tell_calls(made);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Options and threads of a connection, for both of its ends.
 
-use crate::timed::keep_alive;
+use crate::timed::keep_watch;
 use std::io;
 use std::net::TcpStream;
 use std::thread;
@@ -14,7 +14,7 @@ pub(super) const GOODBYE: Duration = Duration::from_secs(1);
 pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(None)?;
-    keep_alive(stream)
+    keep_watch(stream)
 }
 
 pub(super) fn spawn(what: &str, rank: usize, f: impl FnOnce() + Send + 'static) -> io::Result<()> {

@@ -135,7 +135,7 @@ impl Inbox {
                     continue;
                 }
                 Ok(Frame::Left(ranks)) => state.left = ranks,
-                Ok(Frame::Bring(_) | Frame::Welcome) | Err(_) => {
+                Ok(Frame::Bring(_) | Frame::Calls(_) | Frame::Welcome) | Err(_) => {
                     let reason =
                         frame.err().map_or("it sent what only other ranks send".to_owned(), |e| closed(&e));
                     let first = if state.left.contains(&0) {
@@ -264,6 +264,15 @@ impl Exchange for Guest {
             }
         }
         state.failure.clone()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn name_call(&self, _number: u64, _name: &str) {}
+
+    #[cfg(feature = "cuda")]
+    fn tell_calls(&self, numbers: Vec<u64>) {
+        // If sending fails, the connection is closed, which the inbox detects.
+        let _ = self.send(&Frame::Calls(numbers), Until::after(WORD.min(self.deadline)));
     }
 
     #[cfg(feature = "cuda")]

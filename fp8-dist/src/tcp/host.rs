@@ -71,6 +71,10 @@ fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
                 meeting.fail(failure);
                 continue;
             }
+            Ok(Frame::Calls(numbers)) => {
+                meeting.add_calls(rank, &numbers);
+                continue;
+            }
             Ok(Frame::Left(_)) => {
                 meeting.leave(rank);
                 break;

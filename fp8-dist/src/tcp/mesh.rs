@@ -216,6 +216,16 @@ mod tests {
         }
 
         #[cfg(feature = "cuda")]
+        fn name_call(&self, number: u64, name: &str) {
+            self.seat.name_call(number, name);
+        }
+
+        #[cfg(feature = "cuda")]
+        fn tell_calls(&self, numbers: Vec<u64>) {
+            self.seat.tell_calls(numbers);
+        }
+
+        #[cfg(feature = "cuda")]
         fn left(&self) -> Vec<usize> {
             self.seat.left()
         }
@@ -223,7 +233,7 @@ mod tests {
 
     /// Connects to each address many times: silently, with garbage, and with half a greeting.
     fn strangers(addresses: &[SocketAddr]) {
-        let words: [&[u8]; 3] = [b"", &[0xA5; 4096], b"fp8-dist\x05\0\0\0"];
+        let words: [&[u8]; 3] = [b"", &[0xA5; 4096], b"fp8-dist\x06\0\0\0"];
         let mut held = Vec::new();
         for (word, address) in words.iter().cycle().zip(addresses.iter().cycle()).take(60 * addresses.len()) {
             if let Ok(mut stream) = TcpStream::connect(address) {

@@ -9,6 +9,7 @@ mod failures;
 mod forming;
 mod graphs;
 mod hardware;
+mod order;
 mod pending;
 #[path = "../dist/ports.rs"]
 mod ports;

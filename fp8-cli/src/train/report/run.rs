@@ -37,11 +37,13 @@ pub(super) fn ranks(summary: &Summary) -> String {
     }
     let of_run = |run| summary.ranks.iter().any(|share| share.of_run(run)[0].is_some());
     let runs: Vec<Run> = [Run::HighPrecision, Run::Fp8].into_iter().filter(|&run| of_run(run)).collect();
-    let mut html = String::from("<table class=\"numbers\">\n<thead><tr><th>rank</th>");
+    let mut html = String::from("<table class=\"numbers\">\n<thead><tr><th></th>");
     for column in ["median step, ms", "memory at the peak, MiB", "sent in a step, MiB"] {
-        for run in &runs {
-            let _ = write!(html, "<th>{column}, {}</th>", run.title());
-        }
+        let _ = write!(html, "<th colspan=\"{}\">{column}</th>", runs.len());
+    }
+    html += "</tr>\n<tr><th>rank</th>";
+    for run in (0..3).flat_map(|_| &runs) {
+        let _ = write!(html, "<th>{}</th>", run.title());
     }
     html += "</tr></thead>\n<tbody>\n";
     for share in &summary.ranks {
