@@ -4,6 +4,7 @@
 //! Read `session.rs` first: it builds the model, the recipe and the optimizer and does a training step.
 
 mod batches;
+mod both;
 mod compare;
 mod config;
 #[cfg(test)]

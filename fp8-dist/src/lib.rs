@@ -6,6 +6,7 @@
 
 mod agreement;
 mod calls;
+mod counter;
 mod direct;
 mod division;
 mod environment;

@@ -9,6 +9,21 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 ///
 /// A `Pending` that is dropped gives up the results, not the work: the group completes it all the same, since the other ranks take
 /// part in it.
+///
+/// ```
+/// use fp8_dist::{ReduceOp, local};
+/// use fp8_kernels::{Device, Tensor};
+/// use std::time::Duration;
+///
+/// let alone = local("dp", 1, Duration::from_secs(10))?.remove(0);
+/// let x = Tensor::scalar(2.0, &Device::cpu())?;
+/// let mut pending = alone.start_all_reduce("x", vec![x], ReduceOp::Sum);
+/// while !pending.is_done() {
+///     // … compute …
+/// }
+/// assert_eq!(pending.wait()?[0].item()?, 2.0);
+/// # Ok::<(), fp8_dist::Error>(())
+/// ```
 #[must_use = "the tensors come back from `wait`"]
 #[derive(Debug)]
 pub struct Pending(State);

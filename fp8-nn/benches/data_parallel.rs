@@ -73,7 +73,7 @@ fn run(mode: &str, steps: usize) -> f64 {
     outputs[0].split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// A model of eight blocks, none of whose gradients is an eighth of all.
+/// A model of eight blocks, none of whose gradients is a sixteenth of all.
 fn model() -> Result<Gpt> {
     let options = GptOptions {
         vocab_size: 256,
@@ -81,7 +81,7 @@ fn model() -> Result<Gpt> {
         layer: TransformerLayerOptions {
             hidden_size: 256,
             ffn_hidden_size: 1024,
-            attention: AttentionOptions { num_attention_heads: 8, max_seq_length: 64, ..Default::default() },
+            attention: AttentionOptions { num_attention_heads: 8, max_seq_length: 128, ..Default::default() },
             ..Default::default()
         },
         ..Default::default()
@@ -101,7 +101,7 @@ fn rank(mode: &str) {
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let options = GradientsOptions { overlap: mode == "overlap", ..Default::default() };
     let mut gradients = Gradients::new(&model, group.clone(), options).unwrap();
-    let [rows, seq] = [4, 64];
+    let [rows, seq] = [16, 128];
     let mut rng = StdRng::seed_from_u64(rank as u64);
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     let (mut sent, mut last) = (0, 0);

@@ -287,7 +287,15 @@ impl Gpt {
             let mut dx = self.norm.backward(cx, &saved.normed, &saved.stats, &dy)?;
             parts.finished(&mut self.norm)?;
             for (index, (block, saved)) in self.blocks.iter_mut().zip(saved.blocks).enumerate().rev() {
+                // A block of the user's own may use a part twice.
+                let is_ours = block.as_any().is::<TransformerLayer>();
+                if is_ours {
+                    parts.lend(cx);
+                }
                 dx = block.backward_dyn(index, cx, saved, &dx)?;
+                if is_ours {
+                    parts.take_back(cx);
+                }
                 parts.finished(block)?;
             }
             if let Some(Dropout { p, draw }) = &saved.embedding_dropout {

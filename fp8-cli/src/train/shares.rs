@@ -3,8 +3,8 @@
 use fp8_nn::prelude::*;
 use serde::Serialize;
 
+use crate::train::both::Both;
 use crate::train::ranks::Ranks;
-use crate::train::summary::Both;
 use crate::train::trainer::Run;
 use crate::train::training::Outcome;
 

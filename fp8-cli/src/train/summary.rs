@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::page::signed;
+use crate::train::both::Both;
 use crate::train::config::Config;
 use crate::train::machine::Origin;
 use crate::train::options::RecipeName;
@@ -136,20 +137,6 @@ const MEMORY: [(&str, BytesOf); 5] = [
     ("saved for backward", |bytes| bytes.saved),
     ("temporary", |bytes| bytes.temporary),
 ];
-
-/// One number of each training.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Both {
-    pub(crate) high_precision: Option<f64>,
-    pub(crate) fp8: Option<f64>,
-}
-
-impl Both {
-    pub(crate) fn new(outcomes: &[Outcome], value: impl Fn(&Outcome) -> Option<f64>) -> Self {
-        let of = |run| outcomes.iter().find(|outcome| outcome.run == run).and_then(&value);
-        Self { high_precision: of(Run::HighPrecision), fp8: of(Run::Fp8) }
-    }
-}
 
 impl Summary {
     pub(crate) fn new(

@@ -1,11 +1,11 @@
 //! Exchanges, and elements that go directly, for one collective at a time.
 
-use super::{not_reducible, reduced};
+use super::results::{data, not_reducible, reduced};
+use crate::counter::{Counter, Entry};
 use crate::direct::{Direct, Gather, LARGE, Reduce};
 use crate::division::{Divide, End};
 use crate::exchange::Exchange;
 use crate::message::{Message, Operation, Part, call_of};
-use crate::traffic::{Counter, Entry};
 use crate::{Error, ReduceOp, Result, host};
 use fp8_kernels::{DType, Device, Shape, Tensor, bf16, f16};
 use parking_lot::Mutex;
@@ -184,7 +184,7 @@ impl Core {
                 |(rank, part): (usize, &&Part)| part.data.is_none() && root.is_none_or(|root| root == rank);
             parts.iter().enumerate().any(comes)
         }) else {
-            return host::concatenate(&super::data(all), shape, x.device());
+            return host::concatenate(&data(all), shape, x.device());
         };
         let mut start = 0;
         let mut places = Vec::with_capacity(parts.len());

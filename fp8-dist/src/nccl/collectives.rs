@@ -2,34 +2,15 @@
 
 use super::api;
 use super::group::{Group, address, call, float_number, op_number};
+use super::reductions::expect_reducible;
+use crate::counter::Entry;
 use crate::division::Division;
-use crate::member::not_reducible;
-use crate::message::{Call, Message, Operation};
-use crate::traffic::Entry;
+use crate::message::{Message, Operation};
 use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host};
 use fp8_kernels::{Arena, DType, Operand, Shape, Slot, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use std::sync::Arc;
 use std::thread;
-
-impl Group {
-    /// [`ProcessGroup::all_reduce_in_place`].
-    pub(super) fn reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
-        let _turn = self.turn.lock();
-        let call = call(Operation::AllReduce(op), what);
-        self.expect_alive(&call)?;
-        self.own(self.expect_device(&call, x.device()))?;
-        // Checked before the exchange: if this rank fails, the others must not compute the sum.
-        let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
-        if x.dtype() == DType::I32 {
-            let result = self.reduce_on_hosts(&call, x, op)?;
-            return self.own(host::store(&result, x, what));
-        }
-        let number = self.compare_once(&call, x.dtype(), *x.shape())?;
-        expect_reducible(&call, x, op)?;
-        self.reduce(&call, Some(number), x, op, [place, place])
-    }
-}
 
 impl AmaxGroup for Group {
     fn id(&self) -> &str {
@@ -207,13 +188,6 @@ impl ProcessGroup for Group {
         let _turn = self.turn.lock();
         self.control().exchange(Message::new(Operation::Barrier, ""))?;
         Ok(())
-    }
-}
-
-pub(super) fn expect_reducible(call: &Call, x: &Tensor, op: ReduceOp) -> Result<()> {
-    match host::is_reducible(x.dtype(), op) {
-        true => Ok(()),
-        false => Err(not_reducible(&call.to_string(), x.dtype(), op)),
     }
 }
 

@@ -12,7 +12,7 @@ mod collectives;
 mod communicator;
 mod gather;
 mod group;
-mod pending;
+mod reductions;
 mod watch;
 
 pub use group::nccl;

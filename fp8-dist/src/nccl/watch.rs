@@ -26,6 +26,9 @@ const PACE: Duration = Duration::from_millis(2);
 /// The interval at which rank 0 is told which calls were made.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// The numbers of calls in a recorded step.
+type SharedCalls = Arc<Mutex<Vec<u64>>>;
+
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) control: Box<dyn Exchange>,
@@ -36,7 +39,7 @@ pub(super) struct Watched {
     /// Whether a graph has recorded collectives. Then the device is poisoned when the communicator is aborted.
     is_captured: AtomicBool,
     /// The newest capture whose launches are watched, and the calls in it.
-    watched_capture: Mutex<Option<(u64, Arc<Mutex<Vec<u64>>>)>>,
+    watched_capture: Mutex<Option<(u64, SharedCalls)>>,
     /// The calls that rank 0 has not been told, of those that the hosts have compared before.
     made: Mutex<Vec<u64>>,
     is_closing: AtomicBool,
@@ -107,7 +110,7 @@ struct Recorded {
     /// The first collective.
     call: String,
     /// The calls whose order is compared.
-    calls: Arc<Mutex<Vec<u64>>>,
+    calls: SharedCalls,
 }
 
 impl Replayed for Recorded {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 const LEAST: usize = 1 << 20;
 const MOST: usize = 25 << 20;
 /// The number of buckets that a model's gradients then fill, within the bounds.
-const PARTS: usize = 8;
+const PARTS: usize = 16;
 
 /// Gradients that are being collected, and buckets of them that are being summed.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(super) enum Way {
 }
 
 impl Buckets {
-    /// Buckets of at most `limit` bytes; by default an eighth of all gradients of the model, from 1 MiB to 25 MiB.
+    /// Buckets of at most `limit` bytes; by default a sixteenth of all gradients of the model, from 1 MiB to 25 MiB.
     pub(super) fn new(model: &(impl Layer + ?Sized), limit: Option<usize>) -> Self {
         let sizes = trainable(model).into_iter().map(|parameter| parameter.shape().numel());
         let all: usize = sizes.sum::<usize>() * size_of::<f32>();
@@ -115,7 +115,7 @@ mod tests {
         let group = local("dp", 1, Duration::from_secs(1)).unwrap().remove(0);
         let options = LinearOptions { in_features: 1024, out_features: 4096, ..Default::default() };
         let fc = Linear::new("fc", options, &Device::cpu(), &mut rand::rng()).unwrap();
-        assert_eq!(Buckets::new(&fc, None).limit, (4096 * 1024 * 4 + 4096 * 4) / 8);
+        assert_eq!(Buckets::new(&fc, None).limit, (4096 * 1024 * 4 + 4096 * 4) / 16);
         let small = LinearOptions { in_features: 1, out_features: 1, ..Default::default() };
         let small = Linear::new("fc", small, &Device::cpu(), &mut rand::rng()).unwrap();
         assert_eq!(Buckets::new(&small, None).limit, LEAST);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GradientsOptions {
     /// The bytes of gradients that are summed by one call. Buckets are filled in the order in which backward finishes with
-    /// parameters; a larger gradient has one of its own. Default: `None`, an eighth of the bytes of all gradients, from 1 MiB to 25
+    /// parameters; a larger gradient has one of its own. Default: `None`, a sixteenth of the bytes of all gradients, from 1 MiB to 25
     /// MiB.
     pub bucket_bytes: Option<usize>,
     /// Whether gradients are summed while backward goes on. If false, [`Gradients::finish`] sums them, on no thread or queue of its

@@ -41,7 +41,7 @@ use fp8_recipe::{Backward, GradientSink};
 /// ```
 ///
 /// # Errors
-/// Those of [`all_reduce_gradients`](crate::all_reduce_gradients); a gradient that was handed over before.
+/// Those of [`all_reduce_gradients`](crate::all_reduce_gradients).
 pub fn hand_over_gradients(cx: &mut Backward<'_>, layer: &mut (impl Layer + ?Sized)) -> Result<()> {
     if cx.delayed_wgrads().is_some() {
         return Ok(());
@@ -51,6 +51,9 @@ pub fn hand_over_gradients(cx: &mut Backward<'_>, layer: &mut (impl Layer + ?Siz
 
 fn hand_over(sink: &mut dyn GradientSink, layer: &mut (impl Layer + ?Sized)) -> Result<()> {
     for parameter in trainable_mut(layer) {
+        if parameter.gradient().is_away() {
+            continue; // a part of the layer has handed it over
+        }
         let name = parameter.name().clone();
         parameter.gradient().expect_summable(&name, sink.group())?;
         if parameter.main_grad().holders() == 0 {
@@ -75,10 +78,20 @@ impl Parts {
         self.0.as_deref_mut().map_or(Ok(()), |sink| hand_over(sink, part))
     }
 
-    /// Ends the backward pass of the model.
-    pub(crate) fn end(self, cx: &mut Backward<'_>) {
-        if let Some(sink) = self.0 {
+    /// Lets a part hand over its own parts, each of which it uses once.
+    pub(crate) fn lend(&mut self, cx: &mut Backward<'_>) {
+        if let Some(sink) = self.0.take() {
             cx.set_gradient_sink(sink);
         }
+    }
+
+    /// Ends what [`lend`](Self::lend) has begun.
+    pub(crate) fn take_back(&mut self, cx: &mut Backward<'_>) {
+        *self = Self::new(cx);
+    }
+
+    /// Ends the backward pass of the model.
+    pub(crate) fn end(mut self, cx: &mut Backward<'_>) {
+        self.lend(cx);
     }
 }

@@ -4,6 +4,7 @@ use super::layer_norm::NormCore;
 use super::residual::{Residual, ResidualSaved};
 use crate::arguments::Output;
 use crate::dropout::Rate;
+use crate::hand_over_gradients;
 use crate::kv_cache::CachedLayer;
 use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
 use crate::{
@@ -381,7 +382,9 @@ impl TransformerLayer {
         let [of_attention, of_mlp] = residuals;
         let normed = match (&mut self.norm, normed) {
             (Some(norm), Some((x, stats))) => {
-                Some(norm.backward(cx, &x, &stats, &ops::cast(dy, x.dtype())?)?)
+                let dx = norm.backward(cx, &x, &stats, &ops::cast(dy, x.dtype())?)?;
+                hand_over_gradients(cx, norm)?;
+                Some(dx)
             }
             _ => None,
         };
@@ -394,6 +397,7 @@ impl TransformerLayer {
             };
             let saved = mlp.restore(cx, saved_mlp, forward)?;
             let dr = mlp.inner.backward_with_layernorm_output(cx, saved, &da, dy)?;
+            hand_over_gradients(cx, mlp)?;
             let forward =
                 |attention: &MultiheadAttention, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo| {
                     Ok(attention.forward_with_layernorm_output(cx, x, info)?.2)
@@ -403,6 +407,7 @@ impl TransformerLayer {
             return attention.inner.backward_with_layernorm_output(cx, saved, &da, &dr);
         }
         let dm = mlp.backward(cx, saved_mlp, &da)?;
+        hand_over_gradients(cx, mlp)?;
         if self.is_parallel {
             let dx = attention.backward(cx, saved_attention, &of_attention.backward(dy)?)?;
             return residual.sum(dy, &ops::add(&dx, &dm)?);

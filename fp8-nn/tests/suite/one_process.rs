@@ -75,19 +75,30 @@ fn shard(t: &Tensor, rank: usize, world_size: usize) -> Tensor {
     Tensor::from_vec(part, [rows, SEQ], &device()).unwrap()
 }
 
-fn train(group: Option<&Group>, case: Case, loaded: Option<&ScalingState>, steps: u64) -> (Run, Scaling) {
+fn train(
+    group: Option<&Group>,
+    case: Case,
+    loaded: Option<&ScalingState>,
+    steps: u64,
+    seed: u64,
+) -> (Run, Scaling) {
     let (rank, world_size) = group.map_or((0, 1), |group| (group.rank(), group.world_size()));
-    let mut model = gpt(1 + rank as u64);
+    let mut model = gpt(seed + rank as u64);
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     if let Some(group) = group {
         broadcast_parameters(&mut model, &**group).unwrap();
         scaling.set_group(group.clone());
     }
     loaded.map(|state| scaling.load_state(state).unwrap());
+    // Of rank 0's values, which `broadcast_parameters` has sent to all.
+    let options = GradientsOptions { bucket_bytes: Some(10_000), ..Default::default() };
+    let mut gradients = group.map(|group| Gradients::new(&model, group.clone(), options).unwrap());
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let mut run = Run::default();
     for step in 0..steps {
-        let [x, targets] = [0, 50].map(|seed| shard(&ids([BATCH, SEQ], 20, seed + step), rank, world_size));
+        let part =
+            |part: u64| shard(&ids([BATCH, SEQ], 20, 100 * (seed - 1) + part + step), rank, world_size);
+        let [x, targets] = [0, 50].map(part);
         let normalizer = Some((BATCH * SEQ) as f32);
         let cross_entropy = ops::CrossEntropyOptions { normalizer, ..Default::default() };
         let mut cx = scaling.scope(&case.recipe(), &case.options()).unwrap();
@@ -97,12 +108,17 @@ fn train(group: Option<&Group>, case: Case, loaded: Option<&ScalingState>, steps
         if step == 0 {
             run.first_scales = scales(&scaling);
         }
-        scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
+        let mut cx = scaling.backward().unwrap();
+        if let Some(gradients) = &mut gradients {
+            gradients.watch(&mut cx, &mut model).unwrap();
+        }
+        model.loss_backward(&mut cx, saved).unwrap();
+        cx.commit().unwrap();
         if step == 0 {
             run.scales = scales(&scaling);
         }
-        if let Some(group) = group {
-            all_reduce_gradients(&mut model, &**group).unwrap();
+        if let (Some(group), Some(gradients)) = (group, &mut gradients) {
+            gradients.finish(&mut model).unwrap();
             loss = group.all_reduce("loss", &loss, ReduceOp::Sum).unwrap();
         }
         run.losses.push(loss.item().unwrap().to_bits());
@@ -118,12 +134,12 @@ fn train(group: Option<&Group>, case: Case, loaded: Option<&ScalingState>, steps
 
 /// Scales as after one step of one process.
 fn state_to_load() -> ScalingState {
-    train(None, Case::Calibrated, None, 1).1.state().unwrap()
+    train(None, Case::Calibrated, None, 1, 1).1.state().unwrap()
 }
 
 fn run(group: Option<&Group>, case: Case) -> Run {
     let state = state_to_load();
-    train(group, case, (case == Case::Loaded).then_some(&state), STEPS).0
+    train(group, case, (case == Case::Loaded).then_some(&state), STEPS, 1).0
 }
 
 fn relative(a: u32, b: u32) -> f32 {
@@ -138,8 +154,9 @@ fn check(case: Case, alone: &Run, ranks: &[Run]) {
     let differences: Vec<f32> =
         ranks[0].losses.iter().zip(&alone.losses).map(|(&rank, &alone)| relative(rank, alone)).collect();
     let (first, later) = match case {
-        Case::HighPrecision => (1e-5, 1e-5),
-        Case::Calibrated => (1e-2, 1e-2),
+        Case::HighPrecision => (1e-6, 1e-6),
+        // Of one seed; the median of several is less.
+        Case::Calibrated => (2e-2, 2e-2),
         Case::Uncalibrated | Case::Loaded => (1e-5, 1e-3),
     };
     for (step, &difference) in differences.iter().enumerate() {
@@ -167,6 +184,27 @@ fn threads_come_as_near_to_one_process_as_is_promised() {
             check(case, &alone, &ranks);
         }
     }
+}
+
+#[test]
+fn with_first_scales_of_their_own_ranks_are_within_a_percent_in_the_median_of_seeds() {
+    let case = Case::Calibrated;
+    let largest = |seed: u64| {
+        let alone = train(None, case, None, STEPS, seed).0;
+        let groups = local("dp", 2, DEADLINE).unwrap();
+        let ranks: Vec<Run> = thread::scope(|scope| {
+            let start = |group| scope.spawn(move || train(Some(&group), case, None, STEPS, seed).0);
+            let threads: Vec<_> = groups.into_iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(ranks[0] == ranks[1], "seed {seed}: ranks differ");
+        let differences =
+            ranks[0].losses.iter().zip(&alone.losses).map(|(&rank, &alone)| relative(rank, alone));
+        differences.fold(0.0, f32::max)
+    };
+    let mut all: Vec<f32> = (1..6).map(largest).collect();
+    all.sort_by(f32::total_cmp);
+    assert!(all[2] <= 1e-2, "{all:?}");
 }
 
 /// By default the first losses are not those of one process, hence the exception.

@@ -1,12 +1,12 @@
-//! Reductions on a second queue of the device, beside its other work.
+//! Reductions in place: in order with the device's other work, or on a second queue beside it.
 
 use super::api::{self, Api, Comm, Stream};
-use super::collectives::expect_reducible;
 use super::communicator::Answer;
 use super::group::{Group, call, float_number, op_number};
-use crate::message::Operation;
+use crate::member::results::not_reducible;
+use crate::message::{Call, Operation};
 use crate::pending::OnDevice;
-use crate::{Pending, ReduceOp, Result};
+use crate::{Error, Pending, ReduceOp, Result, host};
 use fp8_kernels::interop::SideQueue;
 use fp8_kernels::{DType, Tensor, interop};
 use std::sync::Arc;
@@ -38,6 +38,23 @@ impl Drop for Started {
 }
 
 impl Group {
+    /// [`ProcessGroup::all_reduce_in_place`].
+    pub(super) fn reduce_in_place(&self, what: &str, x: &mut Tensor, op: ReduceOp) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllReduce(op), what);
+        self.expect_alive(&call)?;
+        self.own(self.expect_device(&call, x.device()))?;
+        // Checked before the exchange: if this rank fails, the others must not compute the sum.
+        let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
+        if x.dtype() == DType::I32 {
+            let result = self.reduce_on_hosts(&call, x, op)?;
+            return self.own(host::store(&result, x, what));
+        }
+        let number = self.compare_once(&call, x.dtype(), *x.shape())?;
+        expect_reducible(&call, x, op)?;
+        self.reduce(&call, Some(number), x, op, [place, place])
+    }
+
     /// Starts to reduce all of `tensors`, as one group of NCCL's calls.
     pub(super) fn start(&self, what: &str, mut tensors: Vec<Tensor>, op: ReduceOp) -> Pending {
         match self.queue_all(what, &mut tensors, op, true) {
@@ -71,7 +88,7 @@ impl Group {
         let mut parts = Vec::with_capacity(tensors.len());
         for x in &mut *tensors {
             self.own(self.expect_device(&call, x.device()))?;
-            let place = self.own(interop::address_mut(x, what).map_err(crate::Error::from))?;
+            let place = self.own(interop::address_mut(x, what).map_err(Error::from))?;
             parts.push(Part { place, len: x.numel(), dtype: x.dtype() });
         }
         let number = self.compare_all_once(&call, tensors)?;
@@ -82,13 +99,20 @@ impl Group {
         }
         let queue = if is_beside { Some(self.own(self.side_queue())?) } else { None };
         if let Some(queue) = &queue {
-            self.own(queue.follow().map_err(crate::Error::from))?;
+            self.own(queue.follow().map_err(Error::from))?;
         }
         self.count_all(op, tensors);
         self.queue_on(&call, Some(number), queue.as_deref(), |api, comm, stream| {
             reduce_all(api, comm, stream, &parts, op)
         })?;
         Ok(queue)
+    }
+}
+
+pub(super) fn expect_reducible(call: &Call, x: &Tensor, op: ReduceOp) -> Result<()> {
+    match host::is_reducible(x.dtype(), op) {
+        true => Ok(()),
+        false => Err(not_reducible(&call.to_string(), x.dtype(), op)),
     }
 }
 
