@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The counts of a group.
 #[derive(Debug, Default)]
-pub(crate) struct Counter([Kind; 3]);
+pub(crate) struct Counter {
+    kinds: [Kind; 3],
+    exchanges: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct Kind {
@@ -58,17 +61,21 @@ impl Entry {
 
 impl Counter {
     pub(crate) fn add(&self, entry: Option<Entry>) {
-        if let Some((entry, kind)) = entry.and_then(|entry| Some((entry, self.0.get(entry.kind)?))) {
+        if let Some((entry, kind)) = entry.and_then(|entry| Some((entry, self.kinds.get(entry.kind)?))) {
             kind.calls.fetch_add(1, Relaxed);
             kind.bytes.fetch_add(entry.bytes, Relaxed);
         }
     }
 
+    pub(crate) fn add_exchange(&self) {
+        self.exchanges.fetch_add(1, Relaxed);
+    }
+
     pub(crate) fn traffic(&self) -> Traffic {
         let [reductions, amaxes, moves] = [0, 1, 2].map(|kind: usize| {
-            let Kind { calls, bytes } = &self.0[kind];
+            let Kind { calls, bytes } = &self.kinds[kind];
             Sent { calls: calls.load(Relaxed), bytes: bytes.load(Relaxed) }
         });
-        Traffic { reductions, amaxes, moves }
+        Traffic { reductions, amaxes, moves, exchanges: self.exchanges.load(Relaxed) }
     }
 }

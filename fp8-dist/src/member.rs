@@ -75,14 +75,14 @@ impl AmaxGroup for Member {
 
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
         let message = Message { names: names.to_vec(), ..Message::new(Operation::AgreeOnNames, key) };
-        self.core().exchange.exchange(message)?;
+        self.core().compare(message)?;
         Ok(())
     }
 
     fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> fp8_recipe::Result<()> {
         let core = self.core();
         let message = core.own(agreement::message(what, state))?;
-        Ok(agreement::expect_agreement(&core.exchange.exchange(message)?)?)
+        Ok(agreement::expect_agreement(&core.compare(message)?)?)
     }
 
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
@@ -211,7 +211,7 @@ impl ProcessGroup for Member {
         let is_brought = core.exchange.rank() == root && core.direct(x).is_none();
         let part = if is_brought { core.own(Part::copy(x))? } else { Part::expected(x) };
         core.count(Operation::Broadcast { root }, x);
-        let all = core.exchange.exchange(message.with(part))?;
+        let all = core.compare(message.with(part))?;
         if root >= core.exchange.world_size() {
             return Err(Error::Root { call: call_of(&all), root, world_size: core.exchange.world_size() });
         }
@@ -227,7 +227,7 @@ impl ProcessGroup for Member {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.core().exchange.exchange(Message::new(Operation::Barrier, ""))?;
+        self.core().compare(Message::new(Operation::Barrier, ""))?;
         Ok(())
     }
 }

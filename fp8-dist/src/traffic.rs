@@ -32,6 +32,10 @@ pub struct Traffic {
     pub amaxes: Sent,
     /// Gathers and broadcasts, of codes and values.
     pub moves: Sent,
+    /// Exchanges of messages between the hosts, by which ranks compare calls and states. On CPUs each collective is one, or begins with
+    /// one. On GPUs the collectives of a training step take none once they are known, and replays of a graph never do. (Every second at
+    /// most, ranks also tell rank 0 which known calls they have made.)
+    pub exchanges: u64,
 }
 
 impl Traffic {

@@ -83,7 +83,7 @@ impl Config {
         };
         check_shape(&settings)?;
         if options.graph && options.device == DeviceName::Cpu {
-            let sentence = "--graph needs a GPU, which records steps: add --device cuda:0, or leave it out";
+            let sentence = "--graph needs a GPU, which records steps: add --device cuda, or leave it out";
             return Err(Failure::input(sentence.to_owned()));
         }
         check_ranks(&options, settings.batch)?;
@@ -121,7 +121,7 @@ impl Config {
 
     /// Joins the processes that train together.
     pub(crate) fn join(&mut self) -> Result<(), Failure> {
-        self.ranks = Ranks::join(self.dp)?;
+        self.ranks = Ranks::join(self.dp, self.place.device)?;
         let mut same: Vec<String> =
             self.settings.values().iter().map(|(option, value)| format!("--{option} {value}")).collect();
         same.push(format!("--eval-every {}", self.eval_every));
@@ -335,10 +335,6 @@ fn check_ranks(options: &Train, batch: usize) -> Result<(), Failure> {
     let dp = options.dp;
     if dp == 1 {
         return Ok(());
-    }
-    if options.device != DeviceName::Cpu {
-        let sentence = format!("--dp {dp} trains on CPUs: leave --device {} out, or --dp", options.device);
-        return Err(Failure::input(sentence));
     }
     if !batch.is_multiple_of(dp) {
         let better = batch.next_multiple_of(dp);

@@ -37,6 +37,7 @@ impl Trainer for Fake {
                 seq: settings.seq,
             }),
             DeviceName::Cuda(index) => Err(format!("CUDA device {index}: libcuda.so.1 not found")),
+            DeviceName::CudaOfRank => Err("CUDA device 0: libcuda.so.1 not found".to_owned()),
         }
     }
 

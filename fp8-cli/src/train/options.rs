@@ -22,7 +22,7 @@ pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) settings: Settings,
 
-    /// Device to train on: cpu, or cuda:N for the GPU with index N
+    /// Device to train on: cpu, cuda:N for the GPU with index N, or cuda for the GPU with this process's number on its machine (LOCAL_RANK)
     #[arg(long, default_value = "cpu", value_parser = device)]
     pub(crate) device: DeviceName,
 
@@ -189,6 +189,8 @@ pub(crate) struct Settings {
 pub(crate) enum DeviceName {
     Cpu,
     Cuda(usize),
+    /// The GPU with the index that this process has on its machine.
+    CudaOfRank,
 }
 
 /// The device of a training, and how its steps are queued.
@@ -386,11 +388,15 @@ fn compared(text: &str) -> Result<Compared, String> {
 }
 
 fn device(text: &str) -> Result<DeviceName, String> {
-    if text == "cpu" {
-        return Ok(DeviceName::Cpu);
+    match text {
+        "cpu" => return Ok(DeviceName::Cpu),
+        "cuda" => return Ok(DeviceName::CudaOfRank),
+        _ => {}
     }
     let index = text.strip_prefix("cuda:").and_then(|index| index.parse().ok());
-    index.map(DeviceName::Cuda).ok_or_else(|| "unknown device; the known ones are cpu and cuda:N".to_owned())
+    index
+        .map(DeviceName::Cuda)
+        .ok_or_else(|| "unknown device; the known ones are cpu, cuda and cuda:N".to_owned())
 }
 
 impl fmt::Display for DeviceName {
@@ -398,6 +404,7 @@ impl fmt::Display for DeviceName {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::CudaOfRank => f.write_str("cuda"),
         }
     }
 }

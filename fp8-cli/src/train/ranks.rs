@@ -8,6 +8,7 @@ use fp8_nn::prelude::*;
 
 use crate::failure::Failure;
 use crate::train::batches::Batch;
+use crate::train::options::DeviceName;
 
 /// The time that a rank waits for the others: also for the first one while it saves.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -16,12 +17,22 @@ const DEADLINE: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ranks {
     /// `None` for a process that trains alone.
-    group: Option<Arc<dyn ProcessGroup>>,
+    job: Option<Job>,
+}
+
+/// The processes of a training, from one of them.
+#[derive(Debug, Clone)]
+struct Job {
+    /// The group that reduces what is on the devices.
+    group: Arc<dyn ProcessGroup>,
+    /// The group in which the processes themselves exchange a few numbers; on CPUs the same.
+    control: Arc<dyn ProcessGroup>,
+    device: Device,
 }
 
 impl Ranks {
     /// Joins the other processes. `dp` is the number that `--dp` says, if it was given.
-    pub(crate) fn join(dp: Option<usize>) -> Result<Self, Failure> {
+    pub(crate) fn join(dp: Option<usize>, device: DeviceName) -> Result<Self, Failure> {
         if dp == Some(1) {
             return Ok(Self::default());
         }
@@ -47,10 +58,13 @@ impl Ranks {
                 )));
             }
         };
-        let mesh = tcp("world", &environment, DEADLINE)
-            .and_then(|world| Mesh::new(world, &MeshOptions { dp, ..Default::default() }))
-            .map_err(|error| Failure::input(error.to_string()))?;
-        Ok(Self { group: Some(mesh.dp().clone()) })
+        let failed = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
+        let device = opened(device, environment.local_rank).map_err(|error| failed(&error))?;
+        let control = tcp("world", &environment, DEADLINE).map_err(|error| failed(&error))?;
+        let world = of_devices(&control, &environment, &device).map_err(|error| failed(&error))?;
+        let mesh =
+            Mesh::new(world, &MeshOptions { dp, ..Default::default() }).map_err(|error| failed(&error))?;
+        Ok(Self { job: Some(Job { group: mesh.dp().clone(), control, device }) })
     }
 
     /// Expects that this process was started alone.
@@ -67,24 +81,38 @@ impl Ranks {
     /// The ranks of a group.
     #[cfg(test)]
     pub(crate) fn of(group: Arc<dyn ProcessGroup>) -> Self {
-        Self { group: Some(group) }
+        Self { job: Some(Job { control: group.clone(), group, device: Device::cpu() }) }
     }
 
+    /// Returns the group that reduces gradients and amaxes.
     pub(crate) fn group(&self) -> Option<&Arc<dyn ProcessGroup>> {
-        self.group.as_ref()
+        self.job.as_ref().map(|job| &job.group)
+    }
+
+    /// Returns the group in which the processes themselves exchange a few numbers.
+    pub(crate) fn control(&self) -> Option<&Arc<dyn ProcessGroup>> {
+        self.job.as_ref().map(|job| &job.control)
+    }
+
+    /// Returns the device of this name. That of a group is opened once.
+    pub(crate) fn device(&self, name: DeviceName) -> fp8_nn::Result<Device> {
+        match &self.job {
+            Some(job) => Ok(job.device.clone()),
+            None => opened(name, 0),
+        }
     }
 
     pub(crate) fn rank(&self) -> usize {
-        self.group.as_ref().map_or(0, |group| group.rank())
+        self.group().map_or(0, |group| group.rank())
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.group.as_ref().map_or(1, |group| group.world_size())
+        self.group().map_or(1, |group| group.world_size())
     }
 
     /// Returns the bytes that this process has sent to the others so far.
     pub(crate) fn bytes_sent(&self) -> u64 {
-        self.group.as_ref().map_or(0, |group| group.traffic().bytes())
+        self.group().map_or(0, |group| group.traffic().bytes())
     }
 
     /// Whether this process writes, prints and saves.
@@ -94,7 +122,7 @@ impl Ranks {
 
     /// Compares what all processes must have been given alike.
     pub(crate) fn agree(&self, given: Vec<String>) -> Result<(), Failure> {
-        let Some(group) = &self.group else { return Ok(()) };
+        let Some(group) = self.control() else { return Ok(()) };
         let given: Vec<Arc<str>> = given.into_iter().map(Into::into).collect();
         group
             .agree_on_names("options of fp8 train", &given)
@@ -109,7 +137,7 @@ impl Ranks {
 
     /// Returns whether any process says so.
     pub(crate) fn any(&self, says: bool) -> Result<bool, String> {
-        let Some(group) = &self.group else { return Ok(says) };
+        let Some(group) = self.control() else { return Ok(says) };
         let any = Tensor::from_vec(vec![i32::from(says)], [1], &Device::cpu())
             .map_err(|error| error.to_string())
             .and_then(|says| {
@@ -124,7 +152,7 @@ impl Ranks {
             // If it fails, the others learn it when this process leaves the group.
             work()?;
         }
-        match &self.group {
+        match self.control() {
             Some(group) => group.barrier().map_err(|error| Failure::work(error.to_string())),
             None => Ok(()),
         }
@@ -133,7 +161,7 @@ impl Ranks {
     /// Ends a job that was complete, or that all ranks have stopped. The first one tells why; the others wait for it and keep its exit
     /// code.
     pub(crate) fn finish(&self, stopped: Option<Failure>) -> Result<(), Failure> {
-        if let Some(group) = &self.group {
+        if let Some(group) = self.control() {
             // If the first one has failed meanwhile, it has told so.
             let _ = group.barrier();
         }
@@ -146,9 +174,37 @@ impl Ranks {
 
     /// Tells the other ranks that this one cannot go on.
     pub(crate) fn give_up(&self, failure: Failure) -> Failure {
-        if let Some(group) = &self.group {
+        for group in self.control().into_iter().chain(self.group()) {
             group.poison(&failure.to_string());
         }
         failure
+    }
+}
+
+/// Opens the device of this name, for the process with this number on its machine.
+fn opened(name: DeviceName, local_rank: usize) -> fp8_nn::Result<Device> {
+    match name {
+        DeviceName::Cpu => Ok(Device::cpu()),
+        DeviceName::Cuda(index) => Ok(Device::cuda(index)?),
+        DeviceName::CudaOfRank => Ok(Device::cuda(local_rank)?),
+    }
+}
+
+/// Returns the group of all processes that reduces what is on their devices.
+fn of_devices(
+    control: &Arc<dyn ProcessGroup>,
+    environment: &Environment,
+    device: &Device,
+) -> fp8_nn::Result<Arc<dyn ProcessGroup>> {
+    if *device == Device::cpu() {
+        return Ok(control.clone());
+    }
+    #[cfg(feature = "cuda")]
+    return Ok(fp8_nn::fp8_dist::nccl("gpus", environment, device, DEADLINE)?);
+    // Without the feature no GPU could be opened.
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = environment;
+        Ok(control.clone())
     }
 }

@@ -11,7 +11,7 @@ use fp8_nn::prelude::*;
 
 use crate::failure::about_device;
 use crate::train::batches::{self, Batch};
-use crate::train::options::{DeviceName, Dtype, FormatName, ModelName, Place, RecipeName, Settings};
+use crate::train::options::{Dtype, FormatName, ModelName, Place, RecipeName, Settings};
 use crate::train::ranks::Ranks;
 use crate::train::telemetry::SlotState;
 use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
@@ -136,10 +136,7 @@ const TRACED: usize = 100;
 
 impl Session {
     fn new(settings: &Settings, place: Place, ranks: &Ranks, run: Run) -> Result<Self> {
-        let device = match place.device {
-            DeviceName::Cpu => Device::cpu(),
-            DeviceName::Cuda(index) => Device::cuda(index)?,
-        };
+        let device = ranks.device(place.device)?;
         let options = model_options(settings, place);
         // What Hugging Face has no family for is saved without.
         let hf_config = Config::from_gpt_options(&options).ok().map(|config| config.metadata());

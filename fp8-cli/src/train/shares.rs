@@ -59,7 +59,7 @@ impl Share {
 
 /// Returns the shares of all ranks, on every rank; none for a process that trains alone.
 pub(crate) fn gather(ranks: &Ranks, outcomes: &[Outcome]) -> Result<Vec<Share>> {
-    let Some(group) = ranks.group() else { return Ok(Vec::new()) };
+    let Some(group) = ranks.control() else { return Ok(Vec::new()) };
     let own = Share::own(ranks.rank(), outcomes).numbers();
     let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
     let own = Tensor::from_vec(bytes, [1, NUMBERS * size_of::<f64>()], &Device::cpu())?;

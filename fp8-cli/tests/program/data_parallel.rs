@@ -71,6 +71,49 @@ fn processes_train_as_one() {
     }
 }
 
+/// A folder with the simulated GPU under the names of NVIDIA's libraries.
+fn simulated_gpu() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let library = fp8_cuda_sim::library_path().unwrap();
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"] {
+        std::os::unix::fs::symlink(&library, folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn processes_train_on_gpus_eagerly_and_as_a_graph() {
+    let (place, gpu) = (tempfile::tempdir().unwrap(), simulated_gpu());
+    let train = |line: &str| {
+        let output = command(place.path())
+            .args(line.split_whitespace())
+            .env("FP8_CUDA_LIB_DIR", gpu.path())
+            .env("FP8_SIM_NCCL_SHARED", "1") // there is one GPU
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let small = format!("{SMALL} --steps 5 --eval-every 0");
+    train(&format!("{small} --report-dir cpu"));
+    train(&format!("launch -n 2 -- fp8 {small} --dp 2 --device cuda:0 --report-dir eager"));
+    train(&format!("launch -n 2 -- fp8 {small} --dp 2 --device cuda:0 --report-dir graph --graph"));
+    let [cpu, eager, graph] = ["cpu", "eager", "graph"].map(|folder| steps(&place.path().join(folder)));
+    assert_eq!(eager, graph);
+    assert_eq!(eager.len(), 10);
+    for (line, expected) in eager.iter().zip(&cpu) {
+        for (found, expected) in line.iter().zip(expected) {
+            assert!((found - expected).abs() <= 3e-2 * expected, "{line:?}, {expected}");
+        }
+    }
+    // Replays are counted: every step sends as much.
+    let sent = |folder: &str| {
+        let summary = fs::read_to_string(place.path().join(folder).join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        summary["ranks"][1]["bytes_sent_per_step"]["fp8"].as_f64().unwrap()
+    };
+    assert_eq!(sent("eager"), sent("graph"));
+}
+
 #[test]
 fn a_training_goes_on_with_another_number_of_processes() {
     let place = tempfile::tempdir().unwrap();
@@ -157,7 +200,6 @@ fn what_does_not_fit_is_named() {
     assert_eq!(error(&alone), (0, String::new()));
     for (line, sentence) in [
         ("train --dp 5 --batch 12", "--batch 12 is not divisible by --dp 5; --batch 15 would be"),
-        ("train --dp 2 --device cuda:0", "--dp 2 trains on CPUs: leave --device cuda:0 out, or --dp"),
         ("train --dp 2 --compare all", "--dp cannot be used with --compare: leave it out"),
     ] {
         assert_eq!(error(line), (2, format!("error: {sentence}\n")), "{line}");

@@ -27,6 +27,12 @@ impl Core {
         Self { exchange, divide, direct, turn: Mutex::new(()), traffic: Counter::default() }
     }
 
+    /// Exchanges messages with the other ranks.
+    pub(super) fn compare(&self, message: Message) -> Result<Arc<Vec<Message>>> {
+        self.traffic.add_exchange();
+        self.exchange.exchange(message)
+    }
+
     /// If an operation of this rank alone fails, tells the other ranks, which would wait for it otherwise.
     pub(super) fn own<V>(&self, result: Result<V>) -> Result<V> {
         result.inspect_err(|error| self.exchange.poison(&error.to_string()))
@@ -35,13 +41,13 @@ impl Core {
     pub(super) fn call(&self, operation: Operation, what: &str, x: &Tensor) -> Result<Arc<Vec<Message>>> {
         let part = self.own(Part::copy(x))?;
         self.count(operation, x);
-        self.exchange.exchange(Message::new(operation, what).with(part))
+        self.compare(Message::new(operation, what).with(part))
     }
 
     /// Like [`call`](Self::call), without the elements, which go directly.
     pub(super) fn announce(&self, operation: Operation, what: &str, x: &Tensor) -> Result<Arc<Vec<Message>>> {
         self.count(operation, x);
-        self.exchange.exchange(Message::new(operation, what).with(Part::expected(x)))
+        self.compare(Message::new(operation, what).with(Part::expected(x)))
     }
 
     /// Counts a call with `x`.
@@ -152,7 +158,7 @@ impl Core {
         };
         let part = Part { dtype, shape, data };
         let message = Message { names, ..Message::new(Operation::AllReduce(op), what).with(part) };
-        let all = self.exchange.exchange(message)?;
+        let all = self.compare(message)?;
         if small {
             let result = reduced(&all, dtype, op)?;
             return self.own(distribute(&result, tensors.iter_mut(), what));

@@ -28,14 +28,14 @@ impl AmaxGroup for Group {
     fn agree_on_names(&self, key: &str, names: &[Arc<str>]) -> fp8_recipe::Result<()> {
         let _turn = self.turn.lock();
         let message = Message { names: names.to_vec(), ..Message::new(Operation::AgreeOnNames, key) };
-        self.control().exchange(message)?;
+        self.exchange(message)?;
         Ok(())
     }
 
     fn agree_on_state(&self, what: &str, state: &[StateDigest]) -> fp8_recipe::Result<()> {
         let _turn = self.turn.lock();
         let message = self.own(agreement::message(what, state))?;
-        Ok(agreement::expect_agreement(&self.control().exchange(message)?)?)
+        Ok(agreement::expect_agreement(&self.exchange(message)?)?)
     }
 
     fn all_reduce_max(&self, key: &str, arena: &Arena) -> fp8_recipe::Result<()> {
@@ -186,7 +186,7 @@ impl ProcessGroup for Group {
 
     fn barrier(&self) -> Result<()> {
         let _turn = self.turn.lock();
-        self.control().exchange(Message::new(Operation::Barrier, ""))?;
+        self.exchange(Message::new(Operation::Barrier, ""))?;
         Ok(())
     }
 }

@@ -209,10 +209,16 @@ impl Group {
         result.inspect_err(|error| self.control().poison(&error.to_string()))
     }
 
+    /// Exchanges messages with the other ranks' hosts.
+    pub(super) fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>> {
+        self.traffic.add_exchange();
+        self.control().exchange(message)
+    }
+
     /// Compares a call with the other ranks'.
     pub(super) fn compare(&self, call: &Call, x: &Tensor) -> Result<Arc<Vec<Message>>> {
         let message = Message { call: call.clone(), names: Vec::new(), part: Some(Part::expected(x)) };
-        self.control().exchange(message)
+        self.exchange(message)
     }
 
     /// Compares a call with the other ranks', unless that has been done. Returns the call's number.
@@ -222,7 +228,7 @@ impl Group {
             return Ok(*number);
         }
         let part = Part { dtype, shape, data: None };
-        self.control().exchange(Message { call: call.clone(), names: Vec::new(), part: Some(part) })?;
+        self.exchange(Message { call: call.clone(), names: Vec::new(), part: Some(part) })?;
         let number = self.number_of(&format!("{call}, {shape} of {dtype}"));
         self.seen.lock().insert(key, number);
         Ok(number)
@@ -248,7 +254,7 @@ impl Group {
         if let Some(number) = self.seen.lock().get(&key) {
             return Ok(*number);
         }
-        self.control().exchange(Message { call: call.clone(), names, part: None })?;
+        self.exchange(Message { call: call.clone(), names, part: None })?;
         let number = self.number_of(&format!("{call}, {shapes}"));
         self.seen.lock().insert(key, number);
         Ok(number)
@@ -373,7 +379,7 @@ impl Group {
         x.device().expect_eager(&call.to_string(), remedy)?;
         let part = self.own(Part::copy(x))?;
         let message = Message { call: call.clone(), names: Vec::new(), part: Some(part) };
-        let all = self.control().exchange(message)?;
+        let all = self.exchange(message)?;
         reduced(&all, x.dtype(), op)
     }
 

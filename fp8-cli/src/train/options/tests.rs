@@ -46,8 +46,11 @@ fn wrong_values_are_refused_in_one_sentence() {
         ("--seeds 1,x", "error: --seeds x: must be a whole number from 0 to 18446744073709551615"),
         ("--dtype f64", "error: --dtype f64: unknown; the known ones are f32, bf16, f16"),
         ("--format e5m2", "error: --format e5m2: unknown; the known ones are hybrid, e4m3"),
-        ("--device gpu", "error: --device gpu: unknown device; the known ones are cpu and cuda:N"),
-        ("--device cuda:-1", "error: --device cuda:-1: unknown device; the known ones are cpu and cuda:N"),
+        ("--device gpu", "error: --device gpu: unknown device; the known ones are cpu, cuda and cuda:N"),
+        (
+            "--device cuda:-1",
+            "error: --device cuda:-1: unknown device; the known ones are cpu, cuda and cuda:N",
+        ),
         ("--seed -1", "error: --seed -1: must be a whole number from 0 to 18446744073709551615"),
         ("--margin 101", "error: --margin 101: must be a whole number from -100 to 100"),
         ("--dropout 1", "error: --dropout 1: must be a number of at least 0 and less than 1"),

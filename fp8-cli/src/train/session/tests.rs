@@ -1,6 +1,7 @@
 //! Short trainings of a small model.
 
 use super::*;
+use crate::train::options::DeviceName;
 use crate::train::options::parse;
 use std::fs;
 use std::time::Duration;

@@ -55,9 +55,10 @@ fn recorded_sums_beside_backward_have_the_bits_of_eager_sums_behind_it() {
         let (graph, _) = recorded_beside(&mut eager, &mut recorded, |_, _| {});
         let all = |training: &Training| everything(&training.model, &training.scaling);
         assert!(all(&eager) == all(&recorded), "parameters, histories, scales and counts of updates");
-        let before = group.traffic().reductions;
+        let before = group.traffic();
         graph.replay().unwrap();
-        let bytes = group.traffic().reductions.bytes - before.bytes;
+        assert_eq!(group.traffic().exchanges, before.exchanges, "the hosts exchange nothing");
+        let bytes = group.traffic().reductions.bytes - before.reductions.bytes;
         let ranks = group.world_size() as u64;
         let all_bytes = 2 * (ranks - 1) * 4 * num_parameters(&recorded.model) as u64 / ranks;
         assert!(bytes.abs_diff(all_bytes) < 100, "{bytes} bytes, not {all_bytes}");
