@@ -124,7 +124,7 @@ impl Request {
     }
 
     /// A flag for the color, color, key, secret, and the address as text.
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![u8::from(self.color.is_some())];
         bytes.extend(self.color.unwrap_or_default().to_le_bytes());
         bytes.extend(self.key.to_le_bytes());
@@ -133,7 +133,7 @@ impl Request {
         bytes
     }
 
-    fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
         let [has_color] = array(&mut bytes)?;
         let color = u64::from_le_bytes(array(&mut bytes)?);
         let (key, secret) = (u64::from_le_bytes(array(&mut bytes)?), array(&mut bytes)?);

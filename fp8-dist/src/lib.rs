@@ -13,6 +13,8 @@ mod environment;
 mod error;
 mod events;
 mod exchange;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod gather;
 mod group;
 mod host;

@@ -31,6 +31,8 @@
 //! Every conversation has one deadline, however slowly the other side sends. Those of rank 0 share one thread.
 
 mod call;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod guest;
 mod hello;
 mod host;

@@ -3,6 +3,10 @@
 //! The attacks are tests of fp8-dist, `tests/dist/chaos`, of which every test run makes a few. With a seed in the environment
 //! each makes all its tries: processes that are killed or stopped, garbage, slow bytes, two jobs on one port. A failure is
 //! a rank that ends with the wrong error or too late, an exchange between two jobs, or a panic.
+//!
+//! With `--layout dp2` it attacks `fp8 train` on two ranks instead.
+
+mod dp2;
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -23,9 +27,33 @@ pub(crate) struct Chaos {
     /// Seed of the random attacks
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
+    /// What is attacked: groups of processes that sum, or a training on two ranks
+    #[arg(long, value_enum, default_value = "groups")]
+    layout: Layout,
+    /// Number of faults in a training
+    #[arg(long, value_name = "N", default_value_t = 75)]
+    faults: usize,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Layout {
+    Groups,
+    Dp2,
 }
 
 pub(crate) fn run(options: &Chaos) -> Result<ExitCode> {
+    match options.layout {
+        Layout::Groups => groups(options),
+        Layout::Dp2 => {
+            let start = Instant::now();
+            let passes = dp2::run(options.seed, options.faults)?;
+            println!("seed {}, {:.0} s", options.seed, start.elapsed().as_secs_f64());
+            Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+fn groups(options: &Chaos) -> Result<ExitCode> {
     let sh = shell()?;
     let format = "json-render-diagnostics";
     let test = ["-p", "fp8-dist", "--all-features", "--test", "dist_over_tcp", "--no-run"];

@@ -3,7 +3,7 @@
 //! The link is made so slow that sums of gradients alone take 0.8 of a backward pass. Sums beside backward must hide that, which a
 //! loopback device cannot show. Then the link is cut.
 
-mod namespaces;
+pub(crate) mod namespaces;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, Stdio};

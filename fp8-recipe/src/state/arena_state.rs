@@ -206,3 +206,28 @@ fn is_valid(rows: Option<SavedRows>, value: f32) -> bool {
         _ => value.is_finite() && !value.is_sign_negative(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_of_1_is_determined_once_an_update_has_found_it() {
+        let slots: Vec<Arc<str>> = ["new", "found", "other", "listed", "unset"].map(Into::into).to_vec();
+        let arena = ArenaState {
+            recipe: String::new(),
+            group: None,
+            direction: Direction::Forward,
+            updates: 3,
+            scale: vec![1.0, 1.0, 2.0, 1.0, UNSET],
+            amax_history: Vec::new(),
+            last_updates: vec![0, 3, 0, 3, 3],
+            undetermined: vec![slots[3].clone()],
+            slots,
+            weights: Vec::new(),
+            awaits_backward: false,
+        };
+        let determined: Vec<bool> = (0..5).map(|slot| arena.is_determined(slot)).collect();
+        assert_eq!(determined, [false, true, true, false, false]);
+    }
+}

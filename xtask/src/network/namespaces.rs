@@ -1,24 +1,27 @@
 //! Two network namespaces with a link between them, whose rate can be limited and which can be cut.
 
 use std::process::{Command, Stdio, id};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::workspace::Result;
 
 /// The namespaces, which are removed when this is dropped.
-pub(super) struct Namespaces {
+pub(crate) struct Namespaces {
     names: [String; 2],
 }
 
 /// The addresses of the two ends: a range that is set aside for tests of networks.
-pub(super) const ADDRESSES: [&str; 2] = ["198.18.77.1", "198.18.77.2"];
+pub(crate) const ADDRESSES: [&str; 2] = ["198.18.77.1", "198.18.77.2"];
 const LINK: &str = "fp8";
 /// A hardware address that no end of the link has.
 const NOBODY: &str = "02:00:00:00:77:00";
 
 impl Namespaces {
     /// Creates the namespaces. The error says why this machine has none.
-    pub(super) fn new() -> Result<Self> {
-        let names = [0, 1].map(|end| format!("fp8-{}-{end}", id()));
+    pub(crate) fn new() -> Result<Self> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let names = [0, 1].map(|end| format!("fp8-{}-{count}-{end}", id()));
         let all = Self { names }; // what there is of it is removed, also after an error
         for name in &all.names {
             run("ip", &format!("netns add {name}"))?;
@@ -35,7 +38,7 @@ impl Namespaces {
     }
 
     /// Limits the rate of the link in both directions, in bytes a second.
-    pub(super) fn limit(&self, rate: f64) -> Result {
+    pub(crate) fn limit(&self, rate: f64) -> Result {
         let bits = (rate * 8.0).min(4e10) as u64;
         for name in &self.names {
             let shape = format!("root tbf rate {bits}bit burst 256kb latency 100ms");
@@ -45,7 +48,7 @@ impl Namespaces {
     }
 
     /// Cuts the link: what is sent goes to an address that no machine has, and nobody is told.
-    pub(super) fn cut(&self) -> Result {
+    pub(crate) fn cut(&self) -> Result {
         let [first, second] = ADDRESSES;
         for (name, other) in self.names.iter().zip([second, first]) {
             run("ip", &format!("-n {name} neigh replace {other} lladdr {NOBODY} dev {LINK} nud permanent"))?;
@@ -54,7 +57,7 @@ impl Namespaces {
     }
 
     /// A command that runs `program` at one end.
-    pub(super) fn command(&self, end: usize, program: &std::path::Path) -> Command {
+    pub(crate) fn command(&self, end: usize, program: &std::path::Path) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[end]]).arg(program);
         command
