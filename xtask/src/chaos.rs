@@ -27,7 +27,7 @@ pub(crate) struct Chaos {
     /// Seed of the random attacks
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// What is attacked: groups of processes that sum, or a training on two ranks
+    /// The target: groups of processes that sum, or a training on two ranks
     #[arg(long, value_enum, default_value = "groups")]
     layout: Layout,
     /// Number of faults in a training

@@ -414,3 +414,19 @@ fn wrong(path: &str, value: &Value, expected: &str) -> String {
     let map = Map::from_iter([(path.to_owned(), value.clone())]);
     Fields::new(&map, "").wrong(path, expected)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_special_by_its_own_flag_or_by_its_use() {
+        let read = |json: &str, is_special| {
+            let Value::Object(object) = serde_json::from_str(json).unwrap() else { panic!("no object") };
+            Token::read(&object, "t", is_special).unwrap().added.special
+        };
+        let [with, without] = [r#"{"content": "<s>", "special": true}"#, r#"{"content": "<s>"}"#];
+        assert_eq!([read(with, false), read(without, true)], [true, true]);
+        assert_eq!([read(with, true), read(without, false)], [true, false]);
+    }
+}

@@ -35,7 +35,7 @@ enum Fault {
     Cut,
 }
 
-/// Of each kind, its share in twelve faults. A cut link takes the longest to notice.
+/// The share of each kind in twelve faults. A cut link takes the longest to notice.
 const FAULTS: [(Fault, usize); 5] =
     [(Fault::Kill, 4), (Fault::Stop, 2), (Fault::Interrupt, 3), (Fault::FullDisk, 2), (Fault::Cut, 1)];
 

@@ -343,14 +343,14 @@ fn is_visible(item: &Syntax) -> bool {
     }
 }
 
-/// Whether an item is compiled for tests or doc tests alone, or hidden from docs.
+/// Whether an item is compiled for tests, doc tests or fuzzing alone, or hidden from docs.
 fn is_left_out(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let Meta::List(list) = &attribute.meta else { return false };
         let words: Vec<String> = list.tokens.clone().into_iter().map(|token| token.to_string()).collect();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
-            ["test" | "doctest"] => list.path.is_ident("cfg"),
+            ["test" | "doctest" | "fuzzing"] => list.path.is_ident("cfg"),
             ["hidden"] => list.path.is_ident("doc"),
             _ => false,
         }
