@@ -30,9 +30,10 @@ pub(crate) trait Exchange: Debug + Send + Sync {
     #[cfg(feature = "cuda")]
     fn name_call(&self, number: u64, name: &str);
 
-    /// Tells rank 0 which compared calls this rank has made, in order. Nobody waits for an answer.
+    /// Tells rank 0 which compared calls this rank has made, in order. Nobody waits for an answer. Returns false if it was not begun,
+    /// because another message is being sent: try again later.
     #[cfg(feature = "cuda")]
-    fn tell_calls(&self, numbers: Vec<u64>);
+    fn tell_calls(&self, numbers: &[u64]) -> bool;
 
     fn poison(&self, reason: &str) {
         self.fail(Failure::GaveUp { rank: self.rank(), reason: reason.to_owned() });

@@ -111,6 +111,12 @@ impl Divide for Divider {
     }
 }
 
+/// The end of a group of one rank.
+#[cfg(test)]
+pub(crate) fn end_of_one() -> End {
+    Threads::new("alone", 1, Duration::from_secs(60)).end(0)
+}
+
 /// Checks the options that all backends share.
 pub(crate) fn check_options(id: &str, world_size: usize, deadline: Duration) -> Result<()> {
     let zero =

@@ -325,8 +325,9 @@ impl Exchange for Seat {
     }
 
     #[cfg(feature = "cuda")]
-    fn tell_calls(&self, numbers: Vec<u64>) {
-        self.meeting.add_calls(self.rank, &numbers);
+    fn tell_calls(&self, numbers: &[u64]) -> bool {
+        self.meeting.add_calls(self.rank, numbers);
+        true
     }
 }
 

@@ -19,18 +19,22 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const RANKS: usize = 2;
+/// Sequences of a rank, and their length.
+const ROWS: usize = 16;
+const SEQ: usize = 128;
 const MODES: [&str; 3] = ["none", "blocking", "overlap"];
 
 fn main() {
     if let Ok(mode) = env::var("FP8_BENCH_MODE") {
         return rank(&mode);
     }
+    // Without `cargo bench`, as a test: once, with few tokens.
     let is_bench = env::args().any(|argument| argument == "--bench");
-    let (rounds, steps) = if is_bench { (5, 10) } else { (1, 2) };
+    let (rounds, steps, rows) = if is_bench { (5, 10, ROWS) } else { (1, 1, 1) };
     let mut times = MODES.map(|_| Vec::new());
     for _ in 0..rounds {
         for (mode, times) in MODES.iter().zip(&mut times) {
-            times.push(run(mode, steps));
+            times.push(run(mode, steps, rows));
         }
     }
     println!("{:<10} {:>9} {:>9}", "sums", "step, ms", "÷ none");
@@ -46,12 +50,13 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// Runs both ranks, and returns the median time of rank 0's steps.
-fn run(mode: &str, steps: usize) -> f64 {
+fn run(mode: &str, steps: usize, rows: usize) -> f64 {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |rank: usize| {
         Command::new(env::current_exe().unwrap())
             .env("FP8_BENCH_MODE", mode)
             .env("FP8_BENCH_STEPS", steps.to_string())
+            .env("FP8_BENCH_ROWS", rows.to_string())
             .env("RAYON_NUM_THREADS", "1")
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", RANKS.to_string())
@@ -81,7 +86,7 @@ fn model() -> Result<Gpt> {
         layer: TransformerLayerOptions {
             hidden_size: 256,
             ffn_hidden_size: 1024,
-            attention: AttentionOptions { num_attention_heads: 8, max_seq_length: 128, ..Default::default() },
+            attention: AttentionOptions { num_attention_heads: 8, max_seq_length: SEQ, ..Default::default() },
             ..Default::default()
         },
         ..Default::default()
@@ -101,7 +106,8 @@ fn rank(mode: &str) {
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     let options = GradientsOptions { overlap: mode == "overlap", ..Default::default() };
     let mut gradients = Gradients::new(&model, group.clone(), options).unwrap();
-    let [rows, seq] = [16, 128];
+    let rows = env::var("FP8_BENCH_ROWS").ok().and_then(|rows| rows.parse().ok()).unwrap_or(ROWS);
+    let seq = SEQ;
     let mut rng = StdRng::seed_from_u64(rank as u64);
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     let (mut sent, mut last) = (0, 0);

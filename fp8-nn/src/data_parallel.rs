@@ -70,7 +70,7 @@ use ranks::own;
 /// ```
 ///
 /// # Errors
-/// A gradient that was already summed over this group, or computed with scales of this rank alone. Parameters or loaded
+/// Two parameters of one name. A gradient that was already summed over this group, or computed with scales of this rank alone. Parameters or loaded
 /// optimizer state that differ between the ranks, on every rank, with the first difference; parameters
 /// that only one rank has set or loaded. In a step that is being recorded, a gradient that shares its storage, or
 /// parameters that have not been compared. Nothing has changed then. A rank that left, failed or has another model. Some

@@ -306,15 +306,24 @@ impl LossScaler {
     /// [`clip_grad_norm`](crate::clip_grad_norm) for gradients that contain the scale: `max_norm` and the norm that it returns
     /// are those of the gradients without it. The gradients keep the scale.
     ///
+    /// If [`check`](Self::check) left out gradients that were being summed over ranks, this makes up for it: a norm that is not finite
+    /// counts as an overflow.
+    ///
     /// # Errors
     /// As [`clip_grad_norm`](crate::clip_grad_norm).
     pub fn clip_grad_norm(&self, model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
-        clip_with(model, max_norm, |norm| match self.for_step() {
+        let norm = clip_with(model, max_norm, |norm| match self.for_step() {
             Some(StepScale { scale, gradients_are_scaled: true, .. }) => {
                 Ok(ops::undo_loss_scale(norm, scale, "the norm")?)
             }
             _ => Ok(()),
-        })
+        })?;
+        if let Some(scale) = self.shared.scale.as_ref().filter(|_| self.shared.leaves_sums.load(Relaxed)) {
+            ops::check_finite(&norm, scale.overflow())?;
+            self.shared.leaves_sums.store(false, Relaxed);
+            self.shared.is_checked.store(true, Relaxed);
+        }
+        Ok(norm)
     }
 
     /// Adapts the scale to what happened since the last update. Call it once after each step.
@@ -335,13 +344,13 @@ impl LossScaler {
     /// waits until all work queued so far is done.
     ///
     /// # Errors
-    /// Gradients that were being summed over ranks when they were checked ([`Gradients`](crate::Gradients)): skip the step if the norm
-    /// that [`clip_grad_norm`](Self::clip_grad_norm) returns is not finite. As [`loss_scale`](Self::loss_scale).
+    /// Gradients that were being summed over ranks when they were checked ([`Gradients`](crate::Gradients)), if
+    /// [`clip_grad_norm`](Self::clip_grad_norm) was not called since. As [`loss_scale`](Self::loss_scale).
     pub fn overflowed(&self) -> Result<bool> {
         if self.shared.leaves_sums.load(Relaxed) {
             return Err(Error::LossScaler {
                 problem: "gradients were being summed over ranks when they were checked",
-                remedy: "skip the step if the norm that `clip_grad_norm` returns is not finite",
+                remedy: "call `LossScaler::clip_grad_norm` before, which checks the sums",
             });
         }
         match &self.shared.scale {

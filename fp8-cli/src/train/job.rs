@@ -59,17 +59,18 @@ fn run_rank<T: Trainer>(
         })?;
     }
 
-    let (mut outcomes, mut stopped) = (Vec::new(), None);
+    let (mut outcomes, mut stopped, mut shares) = (Vec::new(), None, Vec::new());
     for journey in &mut journeys {
         let outcome = training::train(config, journey, interrupt)?;
-        stopped = training::stopped(config, journey, outcome.end);
+        let end = outcome.end;
         outcomes.push(outcome);
+        // Before the last save, which may fail on the first rank alone. If another rank is lost now, there is a report all the same.
+        shares = shares::gather(&config.ranks, &outcomes).unwrap_or_default();
+        stopped = training::stopped(config, journey, end);
         if stopped.is_some() {
             break;
         }
     }
-    let shares = shares::gather(&config.ranks, &outcomes);
-    let shares = shares.map_err(|error| Failure::work(format!("shares of ranks: {error}")))?;
     let (Some(folder), Some(last)) = (folder, journeys.last_mut()) else {
         return Ok(stopped);
     };

@@ -59,8 +59,14 @@ impl Ranks {
             }
         };
         let failed = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
-        let device = opened(device, environment.local_rank).map_err(|error| failed(&error))?;
         let control = tcp("world", &environment, DEADLINE).map_err(|error| failed(&error))?;
+        let kind = if device == DeviceName::Cpu { "--device cpu" } else { "--device cuda" };
+        // One that has no GPU says so to the others, which would wait for it.
+        let device = opened(device, environment.local_rank).map_err(|error| {
+            control.poison(&error.to_string());
+            failed(&error)
+        })?;
+        control.agree_on_names("device", &[kind.into()]).map_err(|error| failed(&error))?;
         let world = of_devices(&control, &environment, &device).map_err(|error| failed(&error))?;
         let mesh =
             Mesh::new(world, &MeshOptions { dp, ..Default::default() }).map_err(|error| failed(&error))?;
@@ -98,7 +104,7 @@ impl Ranks {
     pub(crate) fn device(&self, name: DeviceName) -> fp8_nn::Result<Device> {
         match &self.job {
             Some(job) => Ok(job.device.clone()),
-            None => opened(name, 0),
+            None => opened(name, Environment::detect().map_or(0, |environment| environment.local_rank)),
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
-type Work = Box<dyn FnOnce(&Core) + Send>;
+type Work = Box<dyn FnOnce() + Send>;
 
 /// The thread, which starts with the first work.
 #[derive(Debug, Default)]
@@ -30,13 +30,20 @@ struct Queue {
     done: Condvar,
 }
 
-/// Counts work as done, also if it panics, which ends the group.
-struct Outstanding<'a> {
-    queue: &'a Queue,
-    core: &'a Core,
+/// Counts work as done, also if it panics, which ends the group, or if it is never begun because other work has panicked.
+struct Outstanding {
+    queue: Arc<Queue>,
+    core: Arc<Core>,
 }
 
-impl Drop for Outstanding<'_> {
+impl Outstanding {
+    fn new(queue: &Arc<Queue>, core: &Arc<Core>) -> Self {
+        *queue.outstanding.lock() += 1;
+        Self { queue: queue.clone(), core: core.clone() }
+    }
+}
+
+impl Drop for Outstanding {
     fn drop(&mut self) {
         if thread::panicking() {
             self.core.exchange.poison(PANICKED);
@@ -56,26 +63,15 @@ impl Worker {
         let mut running = self.thread.lock();
         let running = match &mut *running {
             Some(running) => running,
-            none => none.insert(self.spawn(core)?),
+            none => none.insert(spawn(core)?),
         };
-        *self.queue.outstanding.lock() += 1;
-        if running.work.send(Box::new(work)).is_err() {
-            drop(Outstanding { queue: &self.queue, core }); // the thread has ended, and drops the work
-        }
+        let outstanding = Outstanding::new(&self.queue, core);
+        // If the thread has ended, the work is dropped, and what it owes with it.
+        let _ = running.work.send(Box::new(move || {
+            let outstanding = outstanding;
+            work(&outstanding.core);
+        }));
         Ok(())
-    }
-
-    fn spawn(&self, core: &Arc<Core>) -> std::io::Result<Running> {
-        let (work, orders) = channel::<Work>();
-        let (core, queue) = (core.clone(), self.queue.clone());
-        let name = format!("fp8-dist work of {}", core.exchange.rank());
-        let thread = thread::Builder::new().name(name).spawn(move || {
-            for work in orders {
-                let _outstanding = Outstanding { queue: &queue, core: &core };
-                work(&core);
-            }
-        })?;
-        Ok(Running { work, thread })
     }
 
     /// Waits until everything that was started is done: no longer than the group's deadline for each.
@@ -92,5 +88,31 @@ impl Drop for Worker {
         let Some(Running { work, thread }) = mem::take(&mut *self.thread.lock()) else { return };
         drop(work); // it ends when it has done the rest
         let _ = thread.join();
+    }
+}
+
+fn spawn(core: &Core) -> std::io::Result<Running> {
+    let (work, orders) = channel::<Work>();
+    let name = format!("fp8-dist work of {}", core.exchange.rank());
+    let thread =
+        thread::Builder::new().name(name).spawn(move || orders.into_iter().for_each(|work| work()))?;
+    Ok(Running { work, thread })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::end_of_one;
+
+    #[test]
+    fn work_behind_one_that_panics_is_no_wait() {
+        let (worker, core) = (Worker::default(), Arc::new(Core::new(end_of_one())));
+        worker.start(&core, |_| thread::sleep(std::time::Duration::from_millis(50))).unwrap();
+        worker.start(&core, |_| panic!("on purpose")).unwrap();
+        (0..3).for_each(|_| worker.start(&core, |_| {}).unwrap());
+        worker.settle();
+        assert!(core.exchange.failure().is_some(), "the others are told");
+        worker.start(&core, |_| {}).unwrap();
+        worker.settle();
     }
 }

@@ -32,8 +32,9 @@ use std::time::{Duration, Instant};
 /// The hosts compare the following calls over their connections, which costs a round trip: names, state, every `all_gather` (whose
 /// shards may differ in size), every `barrier`, the first call of each other collective with a new name, dtype or shape, and every
 /// [`quantized_all_gather`](crate::quantized_all_gather()) until it finds a committed scale. All other calls are passed straight to
-/// NCCL. In a training step the all-reduce of amaxes therefore involves no host, and can be captured in a graph. If ranks repeat known
-/// calls in different orders, only NCCL or the deadline can detect it.
+/// NCCL. In a training step the all-reduce of amaxes therefore involves no host, and can be captured in a graph. Once a second, each
+/// rank tells rank 0 which of these calls it has made. If their orders differ, the group fails and names both calls; results of the
+/// two seconds until then may be mixed up.
 ///
 /// Each replay of a graph has the deadline, and fails if another rank has left. A graph keeps the group alive until the graph is
 /// dropped, even after the handle is dropped.

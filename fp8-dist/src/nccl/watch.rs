@@ -25,6 +25,8 @@ const LEAVE: Duration = Duration::from_secs(1);
 const PACE: Duration = Duration::from_millis(2);
 /// The interval at which rank 0 is told which calls were made.
 const BEAT: Duration = Duration::from_secs(1);
+/// The most calls in a message.
+const MOST: usize = 4096;
 
 /// The numbers of calls in a recorded step.
 type SharedCalls = Arc<Mutex<Vec<u64>>>;
@@ -219,8 +221,12 @@ impl Watched {
     /// Tells rank 0 which calls were made, if there are any.
     fn tell(&self) {
         let made = std::mem::take(&mut *self.made.lock());
-        if !made.is_empty() {
-            self.control.tell_calls(made);
+        for (index, some) in made.chunks(MOST).enumerate() {
+            if !self.control.tell_calls(some) {
+                // Before those that were made meanwhile.
+                self.made.lock().splice(..0, made[index * MOST..].iter().copied());
+                return;
+            }
         }
     }
 

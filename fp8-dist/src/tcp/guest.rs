@@ -270,9 +270,14 @@ impl Exchange for Guest {
     fn name_call(&self, _number: u64, _name: &str) {}
 
     #[cfg(feature = "cuda")]
-    fn tell_calls(&self, numbers: Vec<u64>) {
-        // If sending fails, the connection is closed, which the inbox detects.
-        let _ = self.send(&Frame::Calls(numbers), Until::after(WORD.min(self.deadline)));
+    fn tell_calls(&self, numbers: &[u64]) -> bool {
+        let Some(mut out) = self.out.try_lock() else { return false };
+        out.get_mut().until = Until::after(self.deadline);
+        if wire::send(&mut *out, &Frame::Calls(numbers.to_vec())).is_err() {
+            // A frame that is sent in part is the end, which the inbox detects.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        true
     }
 
     #[cfg(feature = "cuda")]

@@ -221,8 +221,8 @@ mod tests {
         }
 
         #[cfg(feature = "cuda")]
-        fn tell_calls(&self, numbers: Vec<u64>) {
-            self.seat.tell_calls(numbers);
+        fn tell_calls(&self, numbers: &[u64]) -> bool {
+            self.seat.tell_calls(numbers)
         }
 
         #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use fp8_kernels::DType;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const SOON: Duration = Duration::from_millis(2500); // two seconds, and a slow machine
+const SOON: Duration = Duration::from_secs(5); // two seconds, and a busy machine
 
 /// The sentence that names both calls.
 fn swapped(first: &str, second: &str) -> String {
@@ -69,7 +69,7 @@ fn replays_and_calls_between_them_are_compared() {
         let swapped = Instant::now();
         if group.rank() == 0 {
             graph.replay().unwrap();
-            sum().unwrap();
+            let _ = sum(); // the group may have failed
         } else {
             sum().unwrap();
             let _ = graph.replay(); // the group may have failed
@@ -96,7 +96,7 @@ fn equal_orders_are_no_error_however_many_calls_there_are() {
         let mut x = tensor(&[0.0; 4], &[4], DType::F32, device);
         let started = Instant::now();
         let mut count = 0;
-        while started.elapsed() < Duration::from_millis(2500) || count < 10 {
+        loop {
             for what in ["a", "b"] {
                 group.all_reduce_in_place(what, &mut x, ReduceOp::Sum).unwrap();
             }

@@ -5,11 +5,11 @@ use super::buckets::{Buckets, Way};
 use super::ranks::own;
 use crate::module::{trainable, trainable_mut};
 use crate::parameter::Event;
-use crate::{Layer, Result};
+use crate::{Error, Layer, Result};
 use fp8_dist::{ProcessGroup, ReduceOp};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, GradientSink};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The options of [`Gradients`], whose example sets them.
@@ -86,12 +86,13 @@ impl Gradients {
     /// Compares the names, shapes and dtypes of the parameters with the other ranks'. Every rank calls it.
     ///
     /// # Errors
-    /// Ranks whose models differ; a rank that left or failed.
+    /// Two parameters of one name; ranks whose models differ; a rank that left or failed.
     pub fn new(
         model: &(impl Layer + ?Sized),
         group: Arc<dyn ProcessGroup>,
         options: GradientsOptions,
     ) -> Result<Self> {
+        expect_unique(model)?;
         if group.world_size() > 1 {
             let of = |parameter: &crate::Parameter| {
                 Arc::from(format!("{}: {} of {}", parameter.name(), parameter.shape(), parameter.dtype()))
@@ -160,10 +161,24 @@ impl GradientSink for Sink {
         lock(&self.step).add(name, gradient, &*self.group, Way::Beside);
         Ok(()) // the errors of sums come when they are waited for
     }
+
+    fn fail(&mut self, reason: &str) {
+        self.group.poison(reason);
+    }
+}
+
+/// Returns an error if two parameters have one name, by which gradients find back to them.
+fn expect_unique(model: &(impl Layer + ?Sized)) -> Result<()> {
+    let mut names = BTreeSet::new();
+    match trainable(model).into_iter().find(|parameter| !names.insert(parameter.name())) {
+        Some(second) => Err(Error::DuplicateParameter(second.name().clone())),
+        None => Ok(()),
+    }
 }
 
 /// Returns an error if the gradients cannot be summed. Nothing has changed then.
 pub(super) fn expect_summable(model: &(impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
+    expect_unique(model)?;
     for parameter in trainable(model) {
         parameter.gradient().expect_summable(parameter.name(), group.id())?;
         if parameter.main_grad().holders() > 0 {

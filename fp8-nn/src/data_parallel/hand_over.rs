@@ -50,6 +50,11 @@ pub fn hand_over_gradients(cx: &mut Backward<'_>, layer: &mut (impl Layer + ?Siz
 }
 
 fn hand_over(sink: &mut dyn GradientSink, layer: &mut (impl Layer + ?Sized)) -> Result<()> {
+    // An error may be that of this rank alone, and the others wait for what it has.
+    take(sink, layer).inspect_err(|error| sink.fail(&error.to_string()))
+}
+
+fn take(sink: &mut dyn GradientSink, layer: &mut (impl Layer + ?Sized)) -> Result<()> {
     for parameter in trainable_mut(layer) {
         if parameter.gradient().is_away() {
             continue; // a part of the layer has handed it over

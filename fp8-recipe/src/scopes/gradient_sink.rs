@@ -18,4 +18,7 @@ pub trait GradientSink: Debug + Send {
     /// # Errors
     /// Those of the sink.
     fn take(&mut self, name: &Arc<str>, gradient: Tensor) -> Result<()>;
+
+    /// Tells the other ranks that this one cannot hand over a gradient, so that they do not wait for it. Does nothing by default.
+    fn fail(&mut self, _reason: &str) {}
 }

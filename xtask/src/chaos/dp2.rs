@@ -176,7 +176,7 @@ fn attempt(
     // A rank that waits for another to join waits long, and is stopped by whoever has started it.
     let checkpoints = ["high_precision", "fp8"]
         .map(|run| place.path().join("run").join(run).join("checkpoint.safetensors"));
-    let ends = job.ends(&|| !checkpoints[0].exists())?;
+    let ends = job.ends(fault, &|| !checkpoints[0].exists())?;
     for (rank, (_, text)) in ends.iter().enumerate() {
         if text.contains("panicked") {
             return Err(format!("rank {rank}: {text}").into());
@@ -193,8 +193,12 @@ fn attempt(
         let line = if resumes { "--resume run --sample 0 --quiet --eval-every 50" } else { MODEL };
         let goes_on = Job::start(program, place.path(), None, &format!("{line} --save run"))?.succeed();
         match goes_on {
-            // The fault came behind the last save.
-            Err(error) if error.to_string().contains("nothing is left to train") => {}
+            // The fault came behind the last save, perhaps before the report.
+            Err(error) if error.to_string().contains("nothing is left to train") => {
+                if !place.path().join("report").join("steps.csv").exists() {
+                    return Ok(Outcome::Completed);
+                }
+            }
             other => other?,
         }
     }
@@ -287,8 +291,9 @@ impl Job {
         let _ = Command::new("kill").args([signal, &id]).stderr(Stdio::null()).status();
     }
 
-    /// Waits for both ranks, and returns how they ended and what they said. One that outlives the other is stopped if `is_forming`.
-    fn ends(&mut self, is_forming: &dyn Fn() -> bool) -> Result<Vec<(ExitStatus, String)>> {
+    /// Waits for both ranks, and returns how they ended and what they said. While their group `is_forming`, one that outlives the other
+    /// is stopped, and so are both if the link between them is cut.
+    fn ends(&mut self, fault: Fault, is_forming: &dyn Fn() -> bool) -> Result<Vec<(ExitStatus, String)>> {
         let (start, mut alone) = (Instant::now(), None);
         while start.elapsed() < HANG {
             let mut running = Vec::new();
@@ -304,6 +309,12 @@ impl Job {
                     if alone.elapsed() > PATIENCE && is_forming() {
                         last.kill()?;
                         last.wait()?;
+                    }
+                }
+                both if fault == Fault::Cut && start.elapsed() > 2 * PATIENCE && is_forming() => {
+                    for rank in both {
+                        rank.kill()?;
+                        rank.wait()?;
                     }
                 }
                 _ => {}
@@ -324,7 +335,7 @@ impl Job {
     }
 
     fn succeed(mut self) -> Result {
-        for (rank, (status, text)) in self.ends(&|| false)?.into_iter().enumerate() {
+        for (rank, (status, text)) in self.ends(Fault::Kill, &|| false)?.into_iter().enumerate() {
             if !status.success() {
                 return Err(format!("without a fault, rank {rank}: {status}: {text}").into());
             }

@@ -233,12 +233,13 @@ fn microbatches_overflow_together() {
 
 #[test]
 fn ranks_skip_a_step_together() {
-    for (recipe, overlap) in [
-        (Some(delayed()), false),
-        (Some(current()), false),
-        (None, false),
-        (Some(delayed()), true),
-        (None, true),
+    for (recipe, overlap, clips) in [
+        (Some(delayed()), false, false),
+        (Some(current()), false, false),
+        (None, false, false),
+        (Some(delayed()), true, false),
+        (None, true, false),
+        (None, true, true),
     ] {
         let groups = local("dp", 2, Duration::from_secs(60)).unwrap();
         let run = |group: Arc<dyn ProcessGroup>| {
@@ -258,8 +259,15 @@ fn ranks_skip_a_step_together() {
                 training.backward(10 * group.rank() as u64 + step, if is_bad { LARGE } else { 0.01 });
                 if let Some(gradients) = &mut training.gradients {
                     let text = error(training.scaler.overflowed());
-                    assert!(text.contains("the norm that `clip_grad_norm` returns"), "{text}");
+                    assert!(
+                        text.contains("call `LossScaler::clip_grad_norm` before, which checks the sums"),
+                        "{text}"
+                    );
                     gradients.finish(&mut training.fc).unwrap();
+                    if clips {
+                        training.scaler.clip_grad_norm(&mut training.fc, f32::MAX).unwrap();
+                        assert_eq!(training.scaler.overflowed().unwrap(), step == 1);
+                    }
                 } else {
                     all_reduce_gradients(&mut training.fc, &*group).unwrap();
                 }

@@ -8,7 +8,7 @@ use fp8_nn::fp8_dist::local;
 use fp8_nn::prelude::*;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Group = Arc<dyn ProcessGroup>;
 
@@ -360,4 +360,46 @@ fn a_stack_and_adapters_are_summed_like_the_rest() {
         };
         assert!(run(true) == run(false));
     });
+}
+
+#[test]
+fn two_parameters_of_one_name_are_refused_before_anything_is_summed() {
+    ranks(2, |group| {
+        let mut model = Stack(vec![Box::new(linear("fc", 16, 16, 1)), Box::new(linear("fc", 16, 16, 2))]);
+        let twice = "parameter `fc.weight` occurs twice: give the two layers different paths";
+        assert_eq!(error(Gradients::new(&model, group.clone(), GradientsOptions::default())), twice);
+        assert_eq!(error(all_reduce_gradients(&mut model, &*group)), twice);
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_hand_over_a_gradient_tells_the_others() {
+    let started = Instant::now();
+    let texts = ranks(2, |group| {
+        let mut model = gpt(1);
+        let mut scaling = Scaling::new(&model, &device()).unwrap();
+        let mut gradients = Gradients::new(&model, group.clone(), options(4000)).unwrap();
+        let x = ids([2, 8], 20, 1);
+        // Without FP8 no scope reduces anything, so the error of a scope tells nobody.
+        let mut step = |model: &mut Gpt| -> Result<()> {
+            let mut cx = scaling.scope(&delayed(), &off())?;
+            let (logits, saved) = model.forward(&mut cx, &x)?;
+            cx.commit()?;
+            let mut cx = scaling.backward()?;
+            gradients.watch(&mut cx, model)?;
+            model.backward(&mut cx, saved, &logits)?;
+            cx.commit()?;
+            gradients.finish(model)
+        };
+        step(&mut model).unwrap();
+        if group.rank() == 0 {
+            zero_grad(&mut model).unwrap(); // which the other forgets
+        }
+        let text = error(step(&mut model));
+        (group, text) // the other keeps its handle
+    });
+    assert!(texts[0].1.contains("rank 1 gave up: all_reduce_gradients: the gradient of"), "{}", texts[0].1);
+    assert!(texts[1].1.contains("is already a sum over group `dp`"), "{}", texts[1].1);
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
