@@ -36,6 +36,9 @@ struct Table {
     links: Vec<Option<Link>>,
     failure: Option<Failure>,
     calls: Calls,
+    /// Whether tensors move from rank to rank after the last exchange. Ranks that still wait for them know better than this table which
+    /// rank is late.
+    has_direct: bool,
 }
 
 /// The record of the news that a remote rank has been sent.
@@ -68,6 +71,7 @@ impl Table {
         match Message::first_difference(&all) {
             Some(difference) => self.fail(difference),
             None => {
+                self.has_direct = all.iter().enumerate().any(|(rank, message)| message.is_announced(rank));
                 self.mailboxes.fill(Some(Arc::new(reduction::reduced(all))));
                 None
             }
@@ -119,6 +123,7 @@ impl Meeting {
             links: (0..world_size).map(|rank| remote(rank).then(Link::default)).collect(),
             failure: None,
             calls: Calls::new(world_size),
+            has_direct: false,
         };
         Arc::new(Self { id: id.to_owned(), table: Mutex::new(table), changed: Condvar::new(), deadline })
     }
@@ -213,7 +218,11 @@ impl Meeting {
             self.changed.wait(table);
             return;
         }
-        let until = table.since[rank].and_then(|since| since.checked_add(self.deadline)); // none: longer than clocks run
+        let patience = match table.has_direct {
+            true => self.deadline.saturating_add(grace(self.deadline) / 2),
+            false => self.deadline,
+        };
+        let until = table.since[rank].and_then(|since| since.checked_add(patience)); // none: longer than clocks run
         let missing = table.missing();
         let left: Vec<usize> = missing.iter().copied().filter(|&rank| table.left[rank]).collect();
         let failure = if !left.is_empty() {
@@ -265,6 +274,11 @@ impl Meeting {
         self.table.lock().left[rank] = true;
         self.changed.notify_all();
     }
+}
+
+/// The time by which a rank may exceed the deadline: rank 0 keeps it, and its word has to arrive.
+pub(crate) fn grace(deadline: Duration) -> Duration {
+    (deadline / 4).clamp(Duration::from_millis(100), Duration::from_secs(2))
 }
 
 /// A rank in this process. Dropped with its last handle.
@@ -353,6 +367,40 @@ mod tests {
         change(&mut table);
         assert!(!table.owes(0), "a rank of this process reads its mailbox itself");
         table.owes(1)
+    }
+
+    #[test]
+    fn ranks_that_move_tensors_have_a_moment_to_name_the_late_one_themselves() {
+        use crate::ReduceOp;
+        use crate::message::{Operation, Part};
+        use fp8_kernels::{DType, Device, Tensor};
+        let deadline = Duration::from_millis(400);
+        let x = Tensor::zeros([4], DType::F32, &Device::cpu()).unwrap();
+        let announced = |operation| Message::new(operation, "x").with(Part::expected(&x));
+        let brought = |operation| Message::new(operation, "x").with(Part::copy(&x).unwrap());
+        let sum = Operation::AllReduce(ReduceOp::Sum);
+        let root = Operation::Broadcast { root: 1 };
+        let cases = [
+            (vec![brought(sum), brought(sum)], false),
+            (vec![announced(sum), announced(sum)], true),
+            (vec![announced(root), brought(root)], false),
+            (vec![announced(root), announced(root)], true),
+            (vec![brought(Operation::AllGather), announced(Operation::AllGather)], true),
+            (vec![Message::new(Operation::Barrier, ""), Message::new(Operation::Barrier, "")], false),
+        ];
+        for (messages, has_direct) in cases {
+            let meeting = Meeting::new("dp", 2, deadline, |_| false);
+            for (rank, message) in messages.into_iter().enumerate() {
+                meeting.bring(rank, message).unwrap();
+            }
+            (0..2).for_each(|rank| drop(meeting.outcome(rank).unwrap()));
+            let started = Instant::now();
+            meeting.bring(0, Message::new(Operation::Barrier, "")).unwrap();
+            let late = Failure::Deadline { missing: vec![1], waited: deadline };
+            assert_eq!(meeting.outcome(0).unwrap_err(), late);
+            assert_eq!(meeting.table.lock().has_direct, has_direct);
+            assert!(!has_direct || started.elapsed() >= deadline + grace(deadline) / 2);
+        }
     }
 
     fn link(table: &mut Table) -> &mut Link {

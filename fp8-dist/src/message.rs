@@ -80,6 +80,16 @@ impl Message {
         Self { part: Some(part), ..self }
     }
 
+    /// Returns whether the elements that `rank` has announced with this message go directly from rank to rank.
+    pub(crate) fn is_announced(&self, rank: usize) -> bool {
+        let is_sender = match self.call.operation {
+            Operation::AllReduce(_) | Operation::AllGather | Operation::ReduceScatter(_) => true,
+            Operation::Broadcast { root } => root == rank,
+            _ => false,
+        };
+        is_sender && self.part.as_ref().is_some_and(|part| part.data.is_none())
+    }
+
     /// Returns the first difference between rank 0 and another rank, in rank order.
     pub(crate) fn first_difference(all: &[Self]) -> Option<Failure> {
         let (first, others) = all.split_first()?;

@@ -2,7 +2,7 @@
 
 use super::connection::{GOODBYE, closed, prepare, spawn};
 use crate::exchange::Exchange;
-use crate::meeting::All;
+use crate::meeting::{All, grace};
 use crate::message::{Message, Part};
 use crate::timed::{Timed, Until, is_late};
 use crate::wire::{self, Frame};
@@ -96,8 +96,7 @@ impl Guest {
     /// Returns the time limit of an exchange, including the transfer of its data. Rank 0 enforces the deadline; the grace period lets
     /// its message arrive, and covers a rank 0 that does not answer.
     fn patience(&self) -> Duration {
-        let grace = (self.deadline / 4).clamp(Duration::from_millis(100), Duration::from_secs(2));
-        self.deadline.saturating_add(grace)
+        self.deadline.saturating_add(grace(self.deadline))
     }
 }
 
