@@ -87,6 +87,13 @@ impl Mesh {
         if let Some(known) = cause(exchange, patience) {
             return known;
         }
+        // A rank 0 that runs would have said by now who is late: it waits in the same call. Others may wait for its word.
+        let failure = match failure {
+            Failure::Deadline { missing, waited } if !is_certain && missing.contains(&0) => {
+                Failure::Deadline { missing: vec![0], waited }
+            }
+            failure => failure,
+        };
         exchange.fail(failure.clone());
         let is_of_rank_0 = match &failure {
             Failure::Deadline { missing, .. } => missing.contains(&0),
@@ -309,6 +316,19 @@ mod tests {
             assert!(errors.iter().flatten().all(late), "rank {missing}: {errors:?}");
             assert_eq!(errors.iter().flatten().count(), 3);
         }
+    }
+
+    #[test]
+    fn of_ranks_that_have_sent_nothing_a_silent_rank_0_is_the_late_one() {
+        let errors = ranks(3, SHORT, |mesh, seat| {
+            gather(mesh, &seat).unwrap();
+            if seat.rank() < 2 {
+                thread::sleep(SHORT * 6);
+                return None;
+            }
+            gather(mesh, &seat).unwrap_err().failure().cloned()
+        });
+        assert_eq!(errors[2], Some(Failure::Deadline { missing: vec![0], waited: SHORT }));
     }
 
     #[test]
