@@ -9,6 +9,7 @@ use super::streams::{Streams, Trouble};
 use crate::direct::{Direct, Job};
 use crate::division::{Request, requests_of};
 use crate::exchange::Exchange;
+use crate::meeting::grace;
 use crate::message::{Message, Operation};
 use crate::rendezvous::{self, Met};
 use crate::timed::Until;
@@ -83,7 +84,13 @@ impl Mesh {
     /// Ends the group, if it has not failed yet, and returns its failure: the first one counts. If this rank is not certain, another
     /// may know better, and has a moment to say so.
     fn settled(&self, exchange: &dyn Exchange, failure: Failure, is_certain: bool) -> Failure {
-        let patience = if is_certain { Duration::ZERO } else { GOODBYE.min(self.network.deadline) };
+        let deadline = self.network.deadline;
+        let patience = match &failure {
+            _ if is_certain => Duration::ZERO,
+            // Before rank 0 speaks of those that are held up, which it does after half of the grace.
+            Failure::Deadline { .. } => grace(deadline) / 4,
+            _ => GOODBYE.min(deadline),
+        };
         if let Some(known) = cause(exchange, patience) {
             return known;
         }
