@@ -31,8 +31,8 @@ pub(crate) struct Chaos {
     #[arg(long, value_enum, default_value = "groups")]
     layout: Layout,
     /// Number of faults in a training
-    #[arg(long, value_name = "N", default_value_t = 75)]
-    faults: usize,
+    #[arg(long, value_name = "N", default_value = "75", value_parser = clap::value_parser!(u32).range(1..))]
+    faults: u32,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -46,7 +46,7 @@ pub(crate) fn run(options: &Chaos) -> Result<ExitCode> {
         Layout::Groups => groups(options),
         Layout::Dp2 => {
             let start = Instant::now();
-            let passes = dp2::run(options.seed, options.faults)?;
+            let passes = dp2::run(options.seed, options.faults as usize)?;
             println!("seed {}, {:.0} s", options.seed, start.elapsed().as_secs_f64());
             Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

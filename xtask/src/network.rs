@@ -27,11 +27,11 @@ const PORT: &str = "29600";
 #[derive(clap::Args)]
 pub(crate) struct Network {
     /// Rounds in which each way of summing has its turn
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     /// Steps of a turn
-    #[arg(long, default_value_t = 10)]
-    steps: usize,
+    #[arg(long, default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
 }
 
 /// The result of one rank's program: the medians of its times in milliseconds, and the bytes that it sends in a step.
@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Network) -> Result<ExitCode> {
         }
     };
     let program = program()?;
-    let turn = |mode: &str| measured(&link, &program, mode, options.steps);
+    let turn = |mode: &str| measured(&link, &program, mode, options.steps as usize);
     let Times { backward, .. } = turn("none")?;
     let target = SHARE * backward;
     let Times { bytes, .. } = turn("reduction")?;

@@ -92,7 +92,8 @@ pub(super) fn run(seed: u64, faults: usize) -> Result<bool> {
     };
     let mut draw = Draw::new(seed);
     let mut counts: BTreeMap<Fault, [usize; 3]> = BTreeMap::new();
-    let mut skipped = BTreeMap::new();
+    // Faults that this machine does not allow: their number, and why.
+    let mut skipped: BTreeMap<Fault, (usize, String)> = BTreeMap::new();
     for number in 0..faults {
         let fault = draw.fault();
         let tried = attempt(&program, fault, &mut draw, whole, &expected);
@@ -100,7 +101,7 @@ pub(super) fn run(seed: u64, faults: usize) -> Result<bool> {
         match tried {
             Ok(Outcome::Resumed) => (*tries, *resumed) = (*tries + 1, *resumed + 1),
             Ok(Outcome::Completed) => *tries += 1,
-            Ok(Outcome::Skipped(reason)) => drop(skipped.insert(fault, reason)),
+            Ok(Outcome::Skipped(reason)) => skipped.entry(fault).or_insert((0, reason)).0 += 1,
             Err(error) => {
                 (*tries, *failures) = (*tries + 1, *failures + 1);
                 println!("fault {number}, {}: {error}", fault.name());
@@ -111,10 +112,14 @@ pub(super) fn run(seed: u64, faults: usize) -> Result<bool> {
     for (fault, [tries, failures, resumed]) in &counts {
         println!("{:<12} {tries:>5} {failures:>8}  {resumed}", fault.name());
     }
-    for (fault, reason) in skipped {
-        println!("{}: skipped: it takes Linux and root ({reason})", fault.name());
+    for (fault, (count, reason)) in skipped {
+        println!("{}: {count} skipped: it takes Linux and root ({reason})", fault.name());
     }
-    Ok(counts.values().all(|[_, failures, _]| *failures == 0))
+    let tried: usize = counts.values().map(|[tries, ..]| tries).sum();
+    if tried == 0 {
+        println!("FAILED: no fault was tried");
+    }
+    Ok(tried > 0 && counts.values().all(|[_, failures, _]| *failures == 0))
 }
 
 fn program() -> Result<PathBuf> {
