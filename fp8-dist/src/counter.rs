@@ -36,13 +36,21 @@ impl Entry {
             Operation::AllReduceArena => (1, 2 * size * others / ranks.max(1)),
             Operation::AllGather => (2, size * others),
             Operation::Broadcast { root } => (2, if root == rank { size * others } else { 0 }),
+            Operation::Send { .. } => (2, size),
             Operation::AgreeOnNames
             | Operation::AgreeOnState
             | Operation::Barrier
             | Operation::Split
-            | Operation::Connect => return None,
+            | Operation::Connect
+            | Operation::AllToAll
+            | Operation::Receive { .. } => return None,
         };
         Some(Self { kind, bytes })
+    }
+
+    /// The entry of an `all_to_all` that sends so many bytes to other ranks.
+    pub(crate) const fn of_all_to_all(bytes: usize) -> Option<Self> {
+        Some(Self { kind: 2, bytes: bytes as u64 })
     }
 
     /// The entry of a reduction of so many amaxes.

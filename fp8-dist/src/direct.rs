@@ -3,12 +3,12 @@
 //! The ranks have compared their call before, by an exchange of messages without elements. Each rank then knows how many bytes go to
 //! every other rank and come from it, so nothing but elements is sent.
 
-mod gather;
+mod moves;
 mod reduce;
 
 use crate::Result;
 use crate::exchange::Exchange;
-pub(crate) use gather::Gather;
+pub(crate) use moves::Moves;
 pub(crate) use reduce::Reduce;
 use std::fmt::Debug;
 

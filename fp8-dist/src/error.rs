@@ -72,20 +72,8 @@ pub enum Error {
         /// Whether rank `other` has this piece.
         is_on_other: bool,
     },
-    /// The shard has another shape than in an earlier gather of the same name, and the hosts no longer exchange shapes for this name.
-    #[error(
-        "{call}: a shard of shape {found}, but {expected} in an earlier call: on GPUs the shape for a name must not change; use \
-         another name for another shape"
-    )]
-    Extents {
-        /// The collective.
-        call: String,
-        /// The shape of the shard.
-        found: Shape,
-        /// Its shape in the earlier call.
-        expected: Shape,
-    },
-    /// The collective does not support this shape. All ranks get this error, and the group remains usable.
+    /// The collective does not support this shape. All ranks get this error, and the group remains usable, but for
+    /// [`gather_codes`](crate::gather_codes()), which ends it.
     #[error("{call}: shape {shape} on {world_size} ranks: {remedy}")]
     Shape {
         /// The collective.
@@ -96,6 +84,44 @@ pub enum Error {
         world_size: usize,
         /// The requirement on the shape, or a way to meet it.
         remedy: &'static str,
+    },
+    /// The counts of rows of an `all_to_all` are not one for each rank, or do not add up to the rows of the tensor. All ranks get this
+    /// error, and the group remains usable.
+    #[error(
+        "{call}: rank {rank} has {rows} rows and counts {counts:?}: expected one count for each of {world_size} ranks, which add up to \
+         the rows"
+    )]
+    Counts {
+        /// The collective.
+        call: String,
+        /// The first rank with such counts.
+        rank: usize,
+        /// Its counts.
+        counts: Vec<usize>,
+        /// The rows of its tensor.
+        rows: usize,
+        /// The number of ranks.
+        world_size: usize,
+    },
+    /// The memory that was given for a result has another shape or dtype. All ranks get this error, and the group remains usable.
+    #[error("{call}: a result of {expected} does not fit into a tensor of {found}")]
+    Output {
+        /// The collective.
+        call: String,
+        /// Shape and dtype of the result: "[4, 3] of f32".
+        expected: String,
+        /// Shape and dtype of the tensor that was given for it.
+        found: String,
+    },
+    /// A tensor was to be sent to, or received from, a rank that is not another rank of the group. The group remains usable.
+    #[error("{call}: expected another rank of this group than {rank}, of 0..{world_size}")]
+    Peer {
+        /// The call, with the rank that was passed.
+        call: String,
+        /// This rank.
+        rank: usize,
+        /// The number of ranks.
+        world_size: usize,
     },
     /// The collective does not support this data type. All ranks get this error, and the group remains usable.
     #[error("{call}: dtype {found}: expected {expected}; cast first")]

@@ -1,6 +1,6 @@
 //! Exchanges, the basis of collectives: every rank brings a message and receives those of all.
 
-use crate::message::Message;
+use crate::message::{Call, Message};
 use crate::{Failure, Result};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,6 +15,12 @@ pub(crate) trait Exchange: Debug + Send + Sync {
 
     /// Sends `message` and returns the messages of all ranks, in rank order, once they have been compared.
     fn exchange(&self, message: Message) -> Result<Arc<Vec<Message>>>;
+
+    /// Sends `message` to one other rank, which may receive it later.
+    fn send_to(&self, to: usize, message: Message) -> Result<()>;
+
+    /// Waits for the next message that rank `from` sends to this one. `call` is its name in errors.
+    fn receive_from(&self, from: usize, call: &Call) -> Result<Message>;
 
     /// Ends the group for all ranks. The first failure is the one that counts.
     fn fail(&self, failure: Failure);

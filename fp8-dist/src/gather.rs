@@ -12,11 +12,12 @@
 //! On GPUs the first calls of a name work this way. Once its scales are committed, `nccl/gather.rs` does all of it on the devices.
 
 pub(crate) mod blocks;
+pub(crate) mod codes;
 pub(crate) mod exchange;
 pub(crate) mod shard;
 
 use crate::{Error, ProcessGroup, Result};
-use fp8_kernels::{Operand, Slot, Tensor};
+use fp8_kernels::{Fp8Tensor, Operand, Slot, Tensor};
 
 /// Quantizes the shards of a tensor and gathers the codes: returns the whole tensor in FP8 on every rank. The result has the same
 /// bytes as [`ops::quantize`](fp8_kernels::ops::quantize()) of the concatenated tensor.
@@ -36,8 +37,12 @@ use fp8_kernels::{Operand, Slot, Tensor};
 /// scales. Once a call has found a committed scale that is equal on all ranks, later calls with the same name, slot, dtype and shape
 /// read nothing from the device and exchange nothing between hosts, so they can be recorded in a graph. The devices then compare
 /// calls and scales (and reduce the amax of current scaling); if they differ, the next call that waits for the device returns the
-/// error. Use a name of its own for each tensor: a name must keep its slot and shape. The hosts compare again when the slot has
-/// another name or [`Cell`](fp8_kernels::Cell), or when the host has unset its scale, as loading a state may; this must happen on all ranks together.
+/// error. Use a name of its own for each tensor: a name must keep its slot. The hosts compare again when the slot has another name or
+/// [`Cell`](fp8_kernels::Cell), or when the host has unset its scale, as loading a state may; this must happen on all ranks together.
+///
+/// A name may have many shapes, as sequences of several lengths have. The hosts compare each shape of this rank's shard once, and
+/// expect the shapes of the other ranks that came with it. Where these vary while this rank's shape does not, make what they depend
+/// on a part of the name ("x of 17 tokens"): otherwise a call ends the group, at the deadline at the latest.
 ///
 /// ```
 /// use fp8_dist::{local, quantized_all_gather};
@@ -60,8 +65,7 @@ use fp8_kernels::{Operand, Slot, Tensor};
 ///
 /// # Errors
 /// Scales, formats, rules, dtypes or shapes (apart from dimension 0) that differ between ranks; a dtype that is not a float; a
-/// user's scale policy that returns no usable scale; on GPUs, another shape than in an earlier call of the name; any failure of the
-/// group. After these errors the group has failed. Recording the first call of a name is an error too, which leaves the group
+/// user's scale policy that returns no usable scale; any failure of the group. After these errors the group has failed. Recording the first call of a name is an error too, which leaves the group
 /// usable.
 pub fn quantized_all_gather(
     group: &dyn ProcessGroup,
@@ -69,9 +73,58 @@ pub fn quantized_all_gather(
     shard: &Tensor,
     slot: &Slot<'_>,
 ) -> Result<Operand> {
-    let gathered = group.quantized_all_gather(what, shard, slot);
-    // If the group has failed, the others know. Otherwise tell them, so that they do not wait for this rank. A call that cannot
-    // be recorded has sent nothing yet.
+    tell(group, group.quantized_all_gather(what, shard, slot))
+}
+
+/// Gathers the shards of a tensor that is in FP8 already, such as the output of a fused norm: returns the whole tensor on every rank,
+/// with the bytes that quantizing the whole gives. [`quantized_all_gather`] quantizes the shards, too.
+///
+/// Each rank passes some rows of the tensor, in rank order, all with the same format, layouts and other dimensions. Shards with one
+/// scale must have been quantized with the same one. Rowwise codes and their scales are gathered. The whole has a columnwise copy if
+/// the shards have one:
+///
+/// - with one scale, or one for each 128 × 128 elements, it is made of the gathered codes;
+/// - with scales for 1 × 128 elements or MX blocks, it is gathered as well;
+/// - with a scale for each row of the copy, it cannot be gathered.
+///
+/// Blocks must not lie in two shards: with a scale for each 128 × 128 elements, and with a columnwise copy in blocks, each shard but
+/// the last needs a multiple of 128 rows (MX blocks: 32).
+///
+/// In a group of GPUs (`nccl`), rowwise codes with one scale are gathered without the hosts once they have compared a name and shape:
+/// see [`quantized_all_gather`], which says what a name must keep. All other gathers involve them.
+///
+/// ```
+/// use fp8_dist::{gather_codes, local};
+/// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
+/// use std::{thread, time::Duration};
+///
+/// thread::scope(|scope| {
+///     for group in local("tp", 2, Duration::from_secs(10)).unwrap() {
+///         scope.spawn(move || {
+///             let cpu = Device::cpu();
+///             let code = [0x38u8, 0x40][group.rank()]; // 1 and 2 in E4M3
+///             let codes = Tensor::from_vec(vec![code; 3], [1, 3], &cpu).unwrap();
+///             let scale_inv = Tensor::scalar(0.5, &cpu).unwrap();
+///             let shard = Fp8Tensor::from_codes(codes, [1, 3], Encoding::E4M3, scale_inv).unwrap();
+///             let whole = gather_codes(&*group, "x", &shard).unwrap();
+///             let values = whole.dequantize(DType::F32).unwrap().to_vec::<f32>().unwrap();
+///             assert_eq!(values, [0.5, 0.5, 0.5, 1.0, 1.0, 1.0]);
+///         });
+///     }
+/// });
+/// ```
+///
+/// # Errors
+/// Scales, formats, layouts or shapes (apart from dimension 0) that differ between ranks; shards that cannot be joined; any failure
+/// of the group. After these errors the group has failed. Recording the first call of a name is an error too, which leaves the group
+/// usable.
+pub fn gather_codes(group: &dyn ProcessGroup, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
+    tell(group, group.gather_codes(what, shard))
+}
+
+/// If the group has failed, the others know. Otherwise tells them, so that they do not wait for this rank. A call that cannot be
+/// recorded has sent nothing yet.
+fn tell<V>(group: &dyn ProcessGroup, gathered: Result<V>) -> Result<V> {
     if let Err(error) = gathered.as_ref()
         && error.failure().is_none()
         && !matches!(error, Error::Kernels(error) if matches!(**error, fp8_kernels::Error::Capture { .. }))

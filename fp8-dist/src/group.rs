@@ -1,45 +1,11 @@
 //! The trait of process groups.
 
-use crate::gather::exchange;
-use crate::{Pending, Result, Traffic};
-use fp8_kernels::{Operand, Slot, Tensor};
+use crate::gather::{codes, exchange};
+use crate::{Pending, ReduceOp, Result, Traffic, output};
+use fp8_kernels::{Fp8Tensor, Operand, Slot, Tensor};
 use fp8_recipe::AmaxGroup;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// The operation that combines the values of all ranks, elementwise.
-///
-/// f32, bf16 and f16 have all operations, i32 has `Sum` and `Max`. See the example of [`ProcessGroup`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// The sum. `local` and `tcp` add in rank order, `((rank 0 + rank 1) + rank 2) + …`, in f32, and round the sum to the dtype
-    /// once. `nccl` adds in an order of its own, and may round 16-bit values after each addition. All ranks of a group get the
-    /// same bits. A sum of i32 that does not fit into i32 is an error.
-    Sum,
-    /// The sum, as `Sum` computes it in f32, divided by the number of ranks before it is rounded. `nccl` multiplies each value by
-    /// 1 / n instead, in its dtype, and adds then. Not for i32.
-    Avg,
-    /// The maximum. −0 is less than 0; NaN is greater than infinity, so it wins. (NCCL does not define the maximum of NaN.)
-    Max,
-}
-
-impl ReduceOp {
-    /// Returns `sum`, `avg` or `max`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Avg => "avg",
-            Self::Max => "max",
-        }
-    }
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// One rank's handle on a group of ranks: the collectives.
 ///
@@ -148,12 +114,90 @@ pub trait ProcessGroup: AmaxGroup {
         Traffic::default()
     }
 
+    /// Sends each rank some of the rows of `x`, which are its elements along dimension 0: the first `counts[0]` to rank 0, the next
+    /// `counts[1]` to rank 1, and so on. Returns the rows that come to this rank, in rank order, and how many come from each. The dtype
+    /// is any, the same on all ranks; the other dimensions too. Counts may be 0. The hosts tell each other the counts in each call.
+    ///
+    /// ```
+    /// use fp8_dist::local;
+    /// use fp8_kernels::{Device, Tensor};
+    /// use std::{thread, time::Duration};
+    ///
+    /// thread::scope(|scope| {
+    ///     for group in local("ep", 2, Duration::from_secs(10)).unwrap() {
+    ///         scope.spawn(move || {
+    ///             // Rank 0 has tokens 0, 1 and 2 and keeps the first. Rank 1 has token 10, which it keeps.
+    ///             let (tokens, counts) = [(vec![0, 1, 2], [1, 2]), (vec![10], [0, 1])][group.rank()].clone();
+    ///             let x = Tensor::from_vec(tokens, [counts.iter().sum()], &Device::cpu()).unwrap();
+    ///             let (mine, from) = group.all_to_all("tokens", &x, &counts).unwrap();
+    ///             let expected = [(vec![0], [1, 0]), (vec![1, 2, 10], [2, 1])][group.rank()].clone();
+    ///             assert_eq!((mine.to_vec::<i32>().unwrap(), [from[0], from[1]]), expected);
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// A scalar; counts that are not one for each rank, or that do not add up to the rows; different dtypes or shapes of rows; any
+    /// failure of the group.
+    fn all_to_all(&self, what: &str, x: &Tensor, counts: &[usize]) -> Result<(Tensor, Vec<usize>)>;
+
+    /// Sends `x`, of any dtype, to rank `to`, which calls [`recv`](Self::recv) for it. Only these two ranks take part. Tensors from one
+    /// rank to another arrive in the order in which they were sent.
+    ///
+    /// Between CPUs this returns when `x` has been read, which is before it is received; it travels by way of rank 0. On GPUs, this
+    /// device's work that is queued later waits until the other device receives: two GPUs that both send to each other before they
+    /// receive wait for each other until the deadline. Let one of them receive first, or use [`all_to_all`](Self::all_to_all).
+    ///
+    /// ```
+    /// use fp8_dist::local;
+    /// use fp8_kernels::{DType, Device, Tensor};
+    /// use std::{thread, time::Duration};
+    ///
+    /// thread::scope(|scope| {
+    ///     for group in local("pp", 2, Duration::from_secs(10)).unwrap() {
+    ///         scope.spawn(move || {
+    ///             let mut x = Tensor::scalar(5.0, &Device::cpu()).unwrap();
+    ///             if group.rank() == 0 {
+    ///                 group.send("activations", &x, 1).unwrap();
+    ///             } else {
+    ///                 x = Tensor::zeros([], DType::F32, &Device::cpu()).unwrap();
+    ///                 group.recv("activations", &mut x, 0).unwrap();
+    ///             }
+    ///             assert_eq!(x.item().unwrap(), 5.0);
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// `to` is not another rank; any failure of the group.
+    fn send(&self, what: &str, x: &Tensor, to: usize) -> Result<()>;
+
+    /// Stores the next tensor that rank `from` [sends](Self::send) to this rank in `x`, whose storage must not be shared.
+    ///
+    /// # Errors
+    /// `from` is not another rank; another name, dtype or shape than that rank has sent, which ends the group; shared storage, which
+    /// ends it too; nothing was sent within the deadline, or before that rank left; any failure of the group.
+    fn recv(&self, what: &str, x: &mut Tensor, from: usize) -> Result<()>;
+
     /// Concatenates the shards of all ranks along dimension 0, in rank order, and returns the result on every rank. The dtype is
     /// any, the same on all ranks. Shards may differ in dimension 0, which may be 0, but not in the other dimensions.
     ///
     /// # Errors
     /// A scalar; different dtypes, or different shapes apart from dimension 0; any failure of the group.
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor>;
+
+    /// Like [`all_gather`](Self::all_gather), but stores the result in `out`, whose storage must not be shared. It has the result's shape
+    /// and dtype.
+    ///
+    /// By default the result is copied.
+    ///
+    /// # Errors
+    /// Another shape or dtype of `out`; those of [`all_gather`](Self::all_gather); shared storage, which ends the group.
+    fn all_gather_into(&self, what: &str, x: &Tensor, out: &mut Tensor) -> Result<()> {
+        output::store(&self.all_gather(what, x)?, out, || format!("all_gather `{what}`"), what)
+    }
 
     /// Combines `x` of all ranks elementwise, cuts the result into `world_size` equal parts along dimension 0 and returns part r on
     /// rank r. `x` is as for [`all_reduce`](Self::all_reduce).
@@ -162,12 +206,43 @@ pub trait ProcessGroup: AmaxGroup {
     /// Dimension 0 is not a multiple of the world size; those of [`all_reduce`](Self::all_reduce).
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor>;
 
+    /// Like [`reduce_scatter`](Self::reduce_scatter), but stores this rank's part in `out`, whose storage must not be shared. It has the
+    /// part's shape and dtype.
+    ///
+    /// By default the part is copied.
+    ///
+    /// # Errors
+    /// Another shape or dtype of `out`; those of [`reduce_scatter`](Self::reduce_scatter); shared storage, which ends the group.
+    fn reduce_scatter_into(&self, what: &str, x: &Tensor, op: ReduceOp, out: &mut Tensor) -> Result<()> {
+        output::store(
+            &self.reduce_scatter(what, x, op)?,
+            out,
+            || format!("reduce_scatter({op}) `{what}`"),
+            what,
+        )
+    }
+
     /// Returns the `x` of rank `root` on every rank. The dtype is any. The other ranks pass a tensor of the same dtype and shape,
     /// whose values are ignored.
     ///
     /// # Errors
     /// `root` is not a rank; different dtypes or shapes; any failure of the group.
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor>;
+
+    /// Replaces `x` by that of rank `root`, as [`broadcast`](Self::broadcast) returns it. Its storage must not be shared.
+    ///
+    /// By default the result is copied.
+    ///
+    /// # Errors
+    /// Those of [`broadcast`](Self::broadcast); shared storage, which ends the group.
+    fn broadcast_in_place(&self, what: &str, x: &mut Tensor, root: usize) -> Result<()> {
+        output::store(
+            &self.broadcast(what, x, root)?,
+            x,
+            || format!("broadcast(from rank {root}) `{what}`"),
+            what,
+        )
+    }
 
     /// The backend's part of [`quantized_all_gather`](crate::quantized_all_gather()). Call that function instead: it also tells the
     /// other ranks when this one fails. By default the hosts exchange scales in each call.
@@ -176,6 +251,15 @@ pub trait ProcessGroup: AmaxGroup {
     /// Those of [`quantized_all_gather`](crate::quantized_all_gather()).
     fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
         exchange::by_exchange(&|what, x| self.all_gather(what, x), what, shard, slot)
+    }
+
+    /// The backend's part of [`gather_codes`](crate::gather_codes()). Call that function instead. By default the hosts exchange scales in
+    /// each call.
+    ///
+    /// # Errors
+    /// Those of [`gather_codes`](crate::gather_codes()).
+    fn gather_codes(&self, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
+        codes::gather(&|what, x| self.all_gather(what, x), what, shard)
     }
 
     /// Divides the group: the ranks that pass the same `color` form a group called `id`, in the order of `key`, and of this

@@ -60,15 +60,20 @@ pub(crate) fn bytes_mut(x: &mut Tensor) -> Result<&mut [u8]> {
     })
 }
 
-/// Copies the bytes of the elements of `x`, which is in host memory, to `room`, which has their size.
-pub(crate) fn store_bytes(x: &Tensor, room: &mut [u8]) -> Result<()> {
-    let bytes = match x.dtype() {
+/// Returns the bytes of the elements of `x`, which is in host memory.
+pub(crate) fn bytes(x: &Tensor) -> Result<&[u8]> {
+    Ok(match x.dtype() {
         DType::F32 => bytemuck::cast_slice(x.as_slice::<f32>()?),
         DType::BF16 => bytemuck::cast_slice(x.as_slice::<bf16>()?),
         DType::F16 => bytemuck::cast_slice(x.as_slice::<f16>()?),
         DType::I32 => bytemuck::cast_slice(x.as_slice::<i32>()?),
         DType::U8 => x.as_slice::<u8>()?,
-    };
+    })
+}
+
+/// Copies the bytes of the elements of `x`, which is in host memory, to `room`, which has their size.
+pub(crate) fn store_bytes(x: &Tensor, room: &mut [u8]) -> Result<()> {
+    let bytes = bytes(x)?;
     let len = room.len().min(bytes.len());
     room[..len].copy_from_slice(&bytes[..len]);
     Ok(())

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod agreement;
+mod all_to_all;
 mod calls;
 mod counter;
 mod direct;
@@ -25,7 +26,9 @@ mod mesh;
 mod message;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod output;
 mod pending;
+mod reduce_op;
 mod reduction;
 mod rendezvous;
 mod tcp;
@@ -36,12 +39,13 @@ mod wire;
 pub use environment::Environment;
 pub use error::{Error, Failure, Result};
 pub use fp8_recipe::{self, AmaxGroup, StateDigest};
-pub use gather::quantized_all_gather;
-pub use group::{ProcessGroup, ReduceOp};
+pub use gather::{gather_codes, quantized_all_gather};
+pub use group::ProcessGroup;
 pub use local::local;
 pub use mesh::{Mesh, MeshOptions};
 #[cfg(feature = "cuda")]
 pub use nccl::nccl;
 pub use pending::Pending;
+pub use reduce_op::ReduceOp;
 pub use tcp::tcp;
 pub use traffic::{Sent, Traffic};

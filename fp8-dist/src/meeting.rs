@@ -7,9 +7,11 @@
 
 use crate::calls::Calls;
 use crate::exchange::Exchange;
-use crate::message::Message;
+use crate::message::{Call, Message};
+use crate::timed::Until;
 use crate::{Error, Failure, Result, events, reduction};
 use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,8 @@ struct Table {
     left: Vec<bool>,
     /// The links to remote ranks; `None` for ranks in this process, which read their mailboxes themselves.
     links: Vec<Option<Link>>,
+    /// The messages that single ranks have sent to each rank, in the order of their arrival, and the sender of each.
+    mail: Vec<VecDeque<(usize, Message)>>,
     failure: Option<Failure>,
     calls: Calls,
     /// Whether tensors move from rank to rank after the last exchange. Ranks that still wait for them know better than this table which
@@ -54,6 +58,8 @@ struct Link {
 #[derive(Debug)]
 pub(crate) enum News {
     Complete(All),
+    /// A message of this rank.
+    Mail(usize, Message),
     Failed(Failure),
     /// These ranks have left.
     Left(Vec<usize>),
@@ -91,6 +97,7 @@ impl Table {
     /// Records a failure. The first one counts and is returned, to be reported.
     fn fail(&mut self, failure: Failure) -> Option<Failure> {
         self.messages.fill_with(|| None);
+        self.mail.iter_mut().for_each(VecDeque::clear);
         match self.failure {
             Some(_) => None,
             None => Some(self.failure.insert(failure).clone()),
@@ -102,7 +109,8 @@ impl Table {
         self.links[rank].is_some_and(|link| {
             let failure = self.failure.is_some() && !link.knows_failure;
             let leave = self.failure.is_none() && link.knows_left < self.left().len();
-            self.mailboxes[rank].is_some() || link.is_sending || failure || leave
+            let mail = self.failure.is_none() && !self.mail[rank].is_empty();
+            self.mailboxes[rank].is_some() || mail || link.is_sending || failure || leave
         })
     }
 }
@@ -121,6 +129,7 @@ impl Meeting {
             mailboxes: vec![None; world_size],
             left: vec![false; world_size],
             links: (0..world_size).map(|rank| remote(rank).then(Link::default)).collect(),
+            mail: (0..world_size).map(|_| VecDeque::new()).collect(),
             failure: None,
             calls: Calls::new(world_size),
             has_direct: false,
@@ -161,6 +170,47 @@ impl Meeting {
         }
     }
 
+    /// Puts a message of one rank into the mail of another. Returns false if there is no such rank.
+    pub(crate) fn post(&self, from: usize, to: usize, message: Message) -> Result<bool, Failure> {
+        let mut table = self.table.lock();
+        if let Some(failure) = table.failure.clone() {
+            return Err(failure);
+        }
+        match table.mail.get_mut(to).filter(|_| to != from) {
+            Some(mail) => mail.push_back((from, message)),
+            None => return Ok(false),
+        }
+        self.changed.notify_all();
+        Ok(true)
+    }
+
+    /// Waits for the next message that `from` has for a rank of this process.
+    fn mail(&self, rank: usize, from: usize) -> Result<Message, Failure> {
+        let until = Until::after(self.deadline);
+        let mut table = self.table.lock();
+        loop {
+            let mail = table.mail.get_mut(rank);
+            if let Some(message) = mail.and_then(|mail| take_from(mail, from)) {
+                return Ok(message);
+            }
+            let failure = match table.failure.clone() {
+                Some(failure) => return Err(failure),
+                None if table.left.get(from) == Some(&true) => Failure::Left { ranks: vec![from] },
+                None if until.is_past() => Failure::Deadline { missing: vec![from], waited: self.deadline },
+                None => {
+                    match until.instant() {
+                        Some(until) => drop(self.changed.wait_until(&mut table, until)),
+                        None => self.changed.wait(&mut table),
+                    }
+                    continue;
+                }
+            };
+            let first = table.fail(failure);
+            self.changed.notify_all();
+            parking_lot::MutexGuard::unlocked(&mut table, || self.report(first));
+        }
+    }
+
     /// Waits for the next thing to send to a remote rank.
     pub(crate) fn news(&self, rank: usize) -> News {
         let mut table = self.table.lock();
@@ -170,6 +220,10 @@ impl Meeting {
             if let Some(all) = table.mailboxes[rank].take() {
                 table.links[rank] = told(link);
                 return News::Complete(all);
+            }
+            if let Some((from, message)) = table.mail[rank].pop_front() {
+                table.links[rank] = told(link);
+                return News::Mail(from, message);
             }
             match table.failure.clone() {
                 Some(_) if link.knows_failure => return News::End,
@@ -276,6 +330,12 @@ impl Meeting {
     }
 }
 
+/// Takes the first message that `from` has sent.
+pub(crate) fn take_from(mail: &mut VecDeque<(usize, Message)>, from: usize) -> Option<Message> {
+    let index = mail.iter().position(|&(sender, _)| sender == from)?;
+    mail.remove(index).map(|(_, message)| message)
+}
+
 /// The time by which a rank may exceed the deadline: rank 0 keeps it, and its word has to arrive.
 pub(crate) fn grace(deadline: Duration) -> Duration {
     (deadline / 4).clamp(Duration::from_millis(100), Duration::from_secs(2))
@@ -320,6 +380,22 @@ impl Exchange for Seat {
         }
     }
 
+    fn send_to(&self, to: usize, message: Message) -> Result<()> {
+        let call = message.call.to_string();
+        match self.meeting.post(self.rank, to, message) {
+            Err(failure) => Err(Error::Poisoned { call, failure }),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    fn receive_from(&self, from: usize, call: &Call) -> Result<Message> {
+        let call = call.to_string();
+        if let Some(failure) = self.failure() {
+            return Err(Error::Poisoned { call, failure });
+        }
+        self.meeting.mail(self.rank, from).map_err(|failure| Error::Failed { call, failure })
+    }
+
     fn fail(&self, failure: Failure) {
         self.meeting.fail(failure);
     }
@@ -359,6 +435,7 @@ impl Drop for Seat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::Operation;
 
     /// The table of two ranks, of which the second is in another process, after `change`.
     fn owes(change: impl FnOnce(&mut Table)) -> bool {
@@ -372,7 +449,7 @@ mod tests {
     #[test]
     fn ranks_that_move_tensors_have_a_moment_to_name_the_late_one_themselves() {
         use crate::ReduceOp;
-        use crate::message::{Operation, Part};
+        use crate::message::Part;
         use fp8_kernels::{DType, Device, Tensor};
         let deadline = Duration::from_millis(400);
         let x = Tensor::zeros([4], DType::F32, &Device::cpu()).unwrap();
@@ -411,6 +488,7 @@ mod tests {
     fn each_kind_of_news_is_owed_to_a_remote_rank_until_it_is_sent() {
         assert!(!owes(|_| {}));
         assert!(owes(|table| table.mailboxes[1] = Some(Arc::default())));
+        assert!(owes(|table| table.mail[1].push_back((0, Message::new(Operation::Send { to: 1 }, "x")))));
         assert!(owes(|table| link(table).is_sending = true));
         assert!(owes(|table| table.failure = Some(Failure::Left { ranks: vec![0] })));
         assert!(owes(|table| table.left[0] = true));

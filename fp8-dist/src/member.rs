@@ -4,16 +4,17 @@
 //! ranks return the same error.
 
 mod core;
+mod moves;
 pub(crate) mod results;
 mod worker;
 
-use self::core::Core;
+use self::core::{Core, expect_own};
 use crate::division::{self, Division, End};
 use crate::group::next_handle_number;
 use crate::message::{Call, Message, Operation, Part, call_of};
 use crate::pending::PANICKED;
-use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host};
-use fp8_kernels::{Arena, Device, Shape, Tensor};
+use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host, output};
+use fp8_kernels::{Arena, Device, Tensor};
 use fp8_recipe::AmaxGroup;
 use results::{data, reduced};
 use std::sync::{Arc, mpsc};
@@ -161,47 +162,49 @@ impl ProcessGroup for Member {
     fn all_gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
         let core = self.core();
         let _turn = core.turn.lock();
-        let all = match core.direct(x) {
-            Some(_) => core.announce(Operation::AllGather, what, x)?,
-            None => core.call(Operation::AllGather, what, x)?,
-        };
-        let shards = all.iter().filter_map(|message| message.part.as_ref());
-        let mut dims = x.shape().to_vec();
-        let scalar = || core.shape_error(&all, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
-        // Shards without elements may have any number of rows.
-        let mut rows = shards.filter_map(|shard| shard.shape.first());
-        let rows = rows.try_fold(0, |sum: usize, &rows| sum.checked_add(rows));
-        let too_many = || core.shape_error(&all, *x.shape(), "the rows of all ranks together exceed usize");
-        *dims.first_mut().ok_or_else(scalar)? = rows.ok_or_else(too_many)?;
-        let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;
+        let (all, shape) = core.compare_shards(what, x, None)?;
         core.gathered(&all, x, shape, None)
+    }
+
+    fn all_gather_into(&self, what: &str, x: &Tensor, out: &mut Tensor) -> Result<()> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.own(expect_own(out, what))?;
+        let (all, shape) = core.compare_shards(what, x, Some(out))?;
+        output::expect(out, shape, x.dtype(), || call_of(&all))?;
+        core.gather_in_place(&all, what, x, out)
+    }
+
+    fn all_to_all(&self, what: &str, x: &Tensor, counts: &[usize]) -> Result<(Tensor, Vec<usize>)> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.all_to_all(what, x, counts)
+    }
+
+    fn send(&self, what: &str, x: &Tensor, to: usize) -> Result<()> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.send(what, x, to)
+    }
+
+    fn recv(&self, what: &str, x: &mut Tensor, from: usize) -> Result<()> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.recv(what, x, from)
     }
 
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
         let core = self.core();
         let _turn = core.turn.lock();
-        let operation = Operation::ReduceScatter(op);
-        let direct = core.direct_reduction(x);
-        let all = match direct {
-            Some(_) => core.announce(operation, what, x)?,
-            None => core.call(operation, what, x)?,
-        };
-        let (mut dims, parts) = (x.shape().to_vec(), core.exchange.world_size());
-        let uneven =
-            || core.shape_error(&all, *x.shape(), "dimension 0 must be a multiple of the world size");
-        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(parts)).ok_or_else(uneven)?;
-        *rows /= parts;
-        let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
-        let start = core.exchange.rank() * shape.numel();
-        let result = match direct {
-            Some(direct) => {
-                let mut result = core.own(host::copy(x))?;
-                core.reduce_directly(direct, &all, &mut result, op, false)?;
-                result
-            }
-            None => reduced(&all, x.dtype(), op)?,
-        };
-        host::cut(&result, start..start + shape.numel(), shape, x.device())
+        core.reduce_scatter(what, x, op, None)
+    }
+
+    fn reduce_scatter_into(&self, what: &str, x: &Tensor, op: ReduceOp, out: &mut Tensor) -> Result<()> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.own(expect_own(out, what))?;
+        let part = core.reduce_scatter(what, x, op, Some(out))?;
+        core.own(host::store(&part, out, what))
     }
 
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
@@ -216,6 +219,12 @@ impl ProcessGroup for Member {
             return Err(Error::Root { call: call_of(&all), root, world_size: core.exchange.world_size() });
         }
         core.gathered(&all, x, *x.shape(), Some(root))
+    }
+
+    fn broadcast_in_place(&self, what: &str, x: &mut Tensor, root: usize) -> Result<()> {
+        let core = self.core();
+        let _turn = core.turn.lock();
+        core.broadcast_in_place(what, x, root)
     }
 
     fn split(&self, id: &str, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn ProcessGroup>>> {

@@ -17,6 +17,9 @@ pub(crate) enum Operation {
     Barrier,
     Split,
     Connect,
+    AllToAll,
+    Send { to: usize },
+    Receive { from: usize },
 }
 
 /// A collective and the name it was called with.
@@ -39,6 +42,9 @@ impl fmt::Display for Call {
             Operation::Barrier => return write!(f, "barrier"),
             Operation::Split => write!(f, "split into"),
             Operation::Connect => return write!(f, "connections between all ranks"),
+            Operation::AllToAll => write!(f, "all_to_all"),
+            Operation::Send { to } => write!(f, "send(to rank {to})"),
+            Operation::Receive { from } => write!(f, "receive(from rank {from})"),
         }?;
         write!(f, " `{}`", self.what)
     }
@@ -85,6 +91,8 @@ impl Message {
         let is_sender = match self.call.operation {
             Operation::AllReduce(_) | Operation::AllGather | Operation::ReduceScatter(_) => true,
             Operation::Broadcast { root } => root == rank,
+            // Elements may follow counts.
+            Operation::AllToAll => return true,
             _ => false,
         };
         is_sender && self.part.as_ref().is_some_and(|part| part.data.is_none())
@@ -118,7 +126,7 @@ impl Message {
             return None; // what differs is the result
         }
         if self.names != first.names && self.call.operation != Operation::AgreeOnNames {
-            let shapes = |message: &Self| message.names.join(", "); // those of several tensors in one call
+            let shapes = |message: &Self| message.names.join(", "); // those of several tensors in one call, of rows, of a result
             return disagree("the shape", [self, first].map(shapes));
         }
         if self.names != first.names {
@@ -134,12 +142,38 @@ impl Message {
         }
         let shapes = || parts.map(|part| part.shape.to_string());
         match self.call.operation {
-            Operation::Split | Operation::Connect => None,
+            Operation::Split | Operation::Connect | Operation::AllToAll => None,
             Operation::AllGather if theirs.shape.get(1..) == ours.shape.get(1..) => None,
             Operation::AllGather => disagree("the shape, dimension 0 aside,", shapes()),
             _ if theirs.shape == ours.shape => None,
             _ => disagree("the shape", shapes()),
         }
+    }
+}
+
+impl Message {
+    /// Returns how a message that rank `from` has sent to rank `to` differs from the one that rank `to` expects.
+    pub(crate) fn difference_in_mail(&self, from: usize, expected: &Self, to: usize) -> Option<Failure> {
+        let [sent, awaited] = [self, expected];
+        let disagree = |property, [value, other_value]: [String; 2]| {
+            Some(Failure::Disagree { property, rank: from, value, other: to, other_value })
+        };
+        if sent.call.what != awaited.call.what {
+            return disagree("the call", [sent, awaited].map(|message| message.call.to_string()));
+        }
+        let (Some(given), Some(wanted)) = (&sent.part, &awaited.part) else {
+            return Some(Failure::Lost {
+                rank: from,
+                reason: "it sent a message without a tensor".to_owned(),
+            });
+        };
+        if given.dtype != wanted.dtype {
+            return disagree("the dtype", [given, wanted].map(|part| part.dtype.to_string()));
+        }
+        if given.shape != wanted.shape {
+            return disagree("the shape", [given, wanted].map(|part| part.shape.to_string()));
+        }
+        None
     }
 }
 

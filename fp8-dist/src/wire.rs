@@ -36,6 +36,8 @@ pub(crate) enum Frame {
     Welcome,
     /// The numbers of calls that a rank has made without an exchange.
     Calls(Vec<u64>),
+    /// A message for one rank. On the way to rank 0, `peer` is the rank that it is for, and then the rank that it is from.
+    Mail { peer: usize, message: Message },
 }
 
 /// Sends one frame.
@@ -60,6 +62,13 @@ pub(crate) fn send(out: &mut impl Write, frame: &Frame) -> io::Result<()> {
             numbers.iter().for_each(|&number| put_number(&mut head, number));
             start(out, 6, &head)
         }
+        Frame::Mail { peer, message } => {
+            let mut head = Vec::new();
+            put_number(&mut head, *peer as u64);
+            put_message(&mut head, message);
+            start(out, 7, &head)?;
+            elements(out, message.part.as_ref())
+        }
     }?;
     out.flush()
 }
@@ -72,6 +81,12 @@ pub(crate) fn send_all(out: &mut impl Write, all: &[Message]) -> io::Result<()> 
 
 fn bring(out: &mut impl Write, message: &Message) -> io::Result<()> {
     let mut head = Vec::new();
+    put_message(&mut head, message);
+    start(out, 1, &head)?;
+    elements(out, message.part.as_ref())
+}
+
+fn put_message(head: &mut Vec<u8>, message: &Message) {
     let (tag, argument) = match message.call.operation {
         Operation::AgreeOnNames => (0, 0),
         Operation::AllReduceArena => (1, 0),
@@ -83,15 +98,16 @@ fn bring(out: &mut impl Write, message: &Message) -> io::Result<()> {
         Operation::AgreeOnState => (7, 0),
         Operation::Split => (8, 0),
         Operation::Connect => (9, 0),
+        Operation::AllToAll => (10, 0),
+        Operation::Send { to } => (11, to as u64),
+        Operation::Receive { from } => (12, from as u64),
     };
     head.push(tag);
-    put_number(&mut head, argument);
-    put_text(&mut head, &message.call.what);
-    put_number(&mut head, message.names.len() as u64);
-    message.names.iter().for_each(|name| put_text(&mut head, name));
-    put_part(&mut head, message.part.as_ref());
-    start(out, 1, &head)?;
-    elements(out, message.part.as_ref())
+    put_number(head, argument);
+    put_text(head, &message.call.what);
+    put_number(head, message.names.len() as u64);
+    message.names.iter().for_each(|name| put_text(head, name));
+    put_part(head, message.part.as_ref());
 }
 
 fn complete<'a>(
@@ -139,19 +155,13 @@ pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
     input.read_exact(&mut first)?;
     let [kind, len @ ..] = first;
     let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_HEAD || !(1..=6).contains(&kind) {
+    if len > MAX_HEAD || !(1..=7).contains(&kind) {
         return Err(invalid(format!("a frame of kind {kind} with a head of {len} bytes")));
     }
     let bytes = read_elements::<u8>(input, len)?;
     let mut head = Head(&bytes);
     let frame = match kind {
-        1 => {
-            let call = head.call()?;
-            let names =
-                (0..head.number()?).map(|_| head.text().map(Into::into)).collect::<io::Result<_>>()?;
-            let part = head.part()?.map(|(part, has_data)| filled(input, part, has_data)).transpose()?;
-            Frame::Bring(Message { call, names, part })
-        }
+        1 => Frame::Bring(message(input, &mut head)?),
         2 => {
             let announced: Vec<_> = (0..head.number()?).map(|_| head.part()).collect::<io::Result<_>>()?;
             let fill = |part: Option<(Part, bool)>| {
@@ -162,9 +172,17 @@ pub(crate) fn receive(input: &mut impl Read) -> io::Result<Frame> {
         3 => Frame::Fail(head.failure()?),
         4 => Frame::Left(head.ranks()?),
         6 => Frame::Calls((0..head.number()?).map(|_| head.number()).collect::<io::Result<_>>()?),
+        7 => Frame::Mail { peer: head.count()?, message: message(input, &mut head)? },
         _ => Frame::Welcome,
     };
     if head.0.is_empty() { Ok(frame) } else { Err(invalid("a head with bytes left over".to_owned())) }
+}
+
+fn message(input: &mut impl Read, head: &mut Head<'_>) -> io::Result<Message> {
+    let call = head.call()?;
+    let names = (0..head.number()?).map(|_| head.text().map(Into::into)).collect::<io::Result<_>>()?;
+    let part = head.part()?.map(|(part, has_data)| filled(input, part, has_data)).transpose()?;
+    Ok(Message { call, names, part })
 }
 
 fn filled(input: &mut impl Read, part: Part, has_data: bool) -> io::Result<Part> {
@@ -328,7 +346,8 @@ mod tests {
             (9, vec![], "a frame of kind 9 with a head of 0 bytes"),
             (5, vec![0], "a head with bytes left over"),
             (4, vec![1, 0, 0, 0, 0, 0, 0, 0], "a head that is too short"),
-            (1, [&[10][..], &[0; 8]].concat(), "collective 10"),
+            (1, [&[13][..], &[0; 8]].concat(), "collective 13"),
+            (7, vec![1; 8], "a head that is too short"),
             (1, vec![2, 7, 0, 0, 0, 0, 0, 0, 0], "reduction 7"),
             (1, [&[3][..], &[0; 8], &[1, 0, 0, 0, 0xff]].concat(), "a text that is not UTF-8"),
             (1, gather(&[0, 0, 0, 0, 0, 0, 0, 0, 7]), "part 7"),

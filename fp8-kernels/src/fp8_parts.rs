@@ -3,10 +3,11 @@
 use crate::{Error, Fp8Tensor, Result, Shape, Tensor, ops};
 
 impl Fp8Tensor {
-    /// Returns the same elements in another shape, with rowwise codes. They are shared, not copied.
+    /// Returns the same elements in another shape. Codes are shared, not copied. With the same last dimension, all layouts stay; with
+    /// another one, the rowwise codes.
     ///
     /// # Errors
-    /// A shape with another number of elements; factors for rows or blocks.
+    /// A shape with another number of elements; another last dimension, with factors for rows or blocks.
     ///
     /// ```
     /// use fp8_kernels::{Device, Encoding, Fp8Tensor, Tensor};
@@ -18,6 +19,9 @@ impl Fp8Tensor {
     /// ```
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
+        if shape.matrix() == self.matrix() {
+            return self.in_shape(shape);
+        }
         self.with_codes(shape, self.whole("reshape")?.reshape(shape)?)
     }
 

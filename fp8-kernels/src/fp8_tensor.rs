@@ -337,6 +337,21 @@ impl Fp8Tensor {
         Ok(Self { shape: [cols, rows].into(), encoding: self.encoding, layouts })
     }
 
+    /// Returns the tensor in a shape with the same matrix.
+    pub(crate) fn in_shape(&self, shape: Shape) -> Result<Self> {
+        let rowwise = |layout: &Layout| -> Result<Layout> {
+            Ok(Layout { codes: layout.codes.reshape(shape)?, ..layout.clone() })
+        };
+        let layouts = match &self.layouts {
+            Layouts::Rowwise(layout) => Layouts::Rowwise(rowwise(layout)?),
+            Layouts::Columnwise(layout) => Layouts::Columnwise(layout.clone()),
+            Layouts::Both { rowwise: layout, columnwise } => {
+                Layouts::Both { rowwise: rowwise(layout)?, columnwise: columnwise.clone() }
+            }
+        };
+        Ok(Self { shape, encoding: self.encoding, layouts })
+    }
+
     /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
     ///
     /// # Errors

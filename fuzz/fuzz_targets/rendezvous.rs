@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     hello(bytes);
     // The greeting in front lets the rest be heard.
-    let greeting = |rank: &[u8]| [b"fp8-dist", &6u32.to_le_bytes()[..], rank, &[5; 32]].concat();
+    let greeting = |rank: &[u8]| [b"fp8-dist", &7u32.to_le_bytes()[..], rank, &[5; 32]].concat();
     visit(bytes);
     visit(&[greeting(&[0; 8]), bytes.to_vec()].concat());
     call(bytes);

@@ -13,7 +13,8 @@
 //! rowwise and columnwise codes together have more bytes than the values. The columnwise copy of 128 × 128 blocks is not gathered
 //! but made of the rowwise one.
 
-use super::shard::{AllGather, elements, label};
+use super::codes;
+use super::shard::{AllGather, label};
 use crate::Result;
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{BlockRule, DType, Operand, Slot, Tensor, ops};
@@ -30,7 +31,10 @@ pub(crate) fn gather(
     let joins = match multiple(rule, slot.columnwise, shard.dtype()) {
         None => false,
         Some(1) => true,
-        Some(multiple) => are_multiples(all_gather, &label, shard, multiple)?,
+        Some(multiple) => {
+            let [rows, _] = shard.shape().matrix();
+            codes::are_multiples(all_gather, &label, rows, shard, multiple)?.0
+        }
     };
     if !joins {
         let whole = all_gather(&label, shard)?;
@@ -43,16 +47,8 @@ pub(crate) fn gather(
         Operand::Fp8(part) => part,
         Operand::High(values) => return Ok(Operand::High(all_gather(&label, &values)?)),
     };
-    let codes = all_gather(&label, &elements(&Operand::Fp8(part.clone()))?)?;
-    let factors = all_gather(&format!("{what}: scales"), part.scale_inv())?;
-    let columnwise = match (part.columnwise(), part.columnwise_scale_inv()) {
-        (Some(codes), Some(factors)) => {
-            let codes = gather_columns(all_gather, &format!("{what}: columnwise codes"), codes)?;
-            Some((codes, gather_columns(all_gather, &format!("{what}: columnwise scales"), factors)?))
-        }
-        _ => None,
-    };
-    let whole = part.joined(codes, factors, columnwise)?;
+    let call = format!("quantized_all_gather `{what}`");
+    let whole = codes::join(all_gather, what, &label, &call, &part)?;
     Ok(Operand::Fp8(if turns { whole.with_columnwise()? } else { whole }))
 }
 
@@ -67,20 +63,6 @@ fn multiple(rule: BlockRule, columnwise: bool, dtype: DType) -> Option<usize> {
         (Blocks::Mx32, Some(Blocks::Mx32)) => Some(32),
         _ => None,
     }
-}
-
-/// Returns whether each shard except the last has a multiple of `multiple` rows. All ranks get the same answer.
-fn are_multiples(all_gather: AllGather<'_>, label: &str, shard: &Tensor, multiple: usize) -> Result<bool> {
-    let [rows, _] = shard.shape().matrix();
-    let is_multiple = i32::from(rows.is_multiple_of(multiple));
-    let mine = Tensor::from_vec(vec![is_multiple], [1], shard.device())?;
-    let all = all_gather(label, &mine)?.to_vec::<i32>()?;
-    Ok(all.split_last().is_none_or(|(_, others)| others.iter().all(|&is_multiple| is_multiple == 1)))
-}
-
-/// Gathers `[cols, n]` of each rank along the second dimension.
-fn gather_columns(all_gather: AllGather<'_>, what: &str, part: &Tensor) -> Result<Tensor> {
-    Ok(ops::transpose(&all_gather(what, &ops::transpose(part)?)?)?)
 }
 
 /// Records amax and counts of this rank's shard, as in gathers of codes.

@@ -1,12 +1,12 @@
 //! Exchanges, and elements that go directly, for one collective at a time.
 
-use super::results::{data, not_reducible, reduced};
+use super::results::{not_reducible, reduced};
 use crate::counter::{Counter, Entry};
-use crate::direct::{Direct, Gather, LARGE, Reduce};
+use crate::direct::{Direct, LARGE, Reduce};
 use crate::division::{Divide, End};
 use crate::exchange::Exchange;
 use crate::message::{Message, Operation, Part, call_of};
-use crate::{Error, ReduceOp, Result, host};
+use crate::{Error, ReduceOp, Result, host, output};
 use fp8_kernels::{DType, Device, Shape, Tensor, bf16, f16};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub(super) struct Core {
     pub(super) exchange: Box<dyn Exchange>,
     pub(super) divide: Box<dyn Divide>,
-    direct: Option<Box<dyn Direct>>,
+    pub(super) direct: Option<Box<dyn Direct>>,
     /// Serializes threads that share a handle: an exchange, and the bytes that it announces.
     pub(super) turn: Mutex<()>,
     pub(super) traffic: Counter,
@@ -174,47 +174,70 @@ impl Core {
         self.own(distribute(&joined, few.into_iter(), what))
     }
 
-    /// Joins what all ranks have announced or brought: the parts of a gather, of `shape` together. Those without elements come
-    /// directly.
-    pub(super) fn gathered(
+    /// Compares the shards of all ranks for a gather, into `out` if memory is given. Returns the messages and the shape of the result.
+    pub(super) fn compare_shards(
         &self,
-        all: &[Message],
+        what: &str,
         x: &Tensor,
-        shape: Shape,
-        root: Option<usize>,
+        out: Option<&Tensor>,
+    ) -> Result<(Arc<Vec<Message>>, Shape)> {
+        let is_brought = self.direct(x).is_none();
+        let all = self.compare_with_output(Operation::AllGather, what, x, is_brought, out)?;
+        let mut dims = x.shape().to_vec();
+        let scalar = || self.shape_error(&all, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
+        // Shards without elements may have any number of rows.
+        let mut rows = all.iter().filter_map(|message| message.part.as_ref()?.shape.first());
+        let rows = rows.try_fold(0, |sum: usize, &rows| sum.checked_add(rows));
+        let too_many = || self.shape_error(&all, *x.shape(), "the rows of all ranks together exceed usize");
+        *dims.first_mut().ok_or_else(scalar)? = rows.ok_or_else(too_many)?;
+        let shape = Shape::from_slice(&dims).ok_or_else(scalar)?;
+        Ok((all, shape))
+    }
+
+    fn compare_with_output(
+        &self,
+        operation: Operation,
+        what: &str,
+        x: &Tensor,
+        is_brought: bool,
+        out: Option<&Tensor>,
+    ) -> Result<Arc<Vec<Message>>> {
+        let part = if is_brought { self.own(Part::copy(x))? } else { Part::expected(x) };
+        let names = out.into_iter().map(|out| output::of(*out.shape(), out.dtype()).into()).collect();
+        self.count(operation, x);
+        self.compare(Message { names, ..Message::new(operation, what).with(part) })
+    }
+
+    /// Returns this rank's part of a reduction, in host memory if it is for `out`, else on the device of `x`.
+    pub(super) fn reduce_scatter(
+        &self,
+        what: &str,
+        x: &Tensor,
+        op: ReduceOp,
+        out: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let dtype = x.dtype();
-        let parts: Vec<_> = all.iter().filter_map(|message| message.part.as_ref()).collect();
-        let Some(direct) = self.direct.as_deref().filter(|_| {
-            let comes =
-                |(rank, part): (usize, &&Part)| part.data.is_none() && root.is_none_or(|root| root == rank);
-            parts.iter().enumerate().any(comes)
-        }) else {
-            return host::concatenate(&data(all), shape, x.device());
-        };
-        let mut start = 0;
-        let mut places = Vec::with_capacity(parts.len());
-        let mut out = self.own(host::zeros(dtype, shape))?;
-        let bytes = self.own(host::bytes_mut(&mut out))?;
-        for (rank, part) in parts.iter().enumerate() {
-            let is_sender = root.is_none_or(|root| root == rank);
-            let place = start..start + if is_sender { part.shape.numel() * dtype.size() } else { 0 };
-            start = place.end;
-            let own;
-            let brought = match &part.data {
-                None if rank == self.exchange.rank() && is_sender => {
-                    own = self.own(host::copy(x))?;
-                    Some(&own)
-                }
-                brought => brought.as_ref(),
-            };
-            if let (Some(brought), Some(room)) = (brought, bytes.get_mut(place.clone())) {
-                self.own(host::store_bytes(brought, room))?;
-            }
-            places.push(if part.data.is_some() { 0..0 } else { place });
+        let direct = self.direct_reduction(x);
+        let all = self.compare_with_output(Operation::ReduceScatter(op), what, x, direct.is_none(), out)?;
+        let (mut dims, parts) = (x.shape().to_vec(), self.exchange.world_size());
+        let uneven =
+            || self.shape_error(&all, *x.shape(), "dimension 0 must be a multiple of the world size");
+        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(parts)).ok_or_else(uneven)?;
+        *rows /= parts;
+        let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
+        if let Some(out) = out {
+            output::expect(out, shape, x.dtype(), || call_of(&all))?;
         }
-        direct.run(&*self.exchange, &call_of(all), &mut Gather::new(self.exchange.rank(), bytes, places))?;
-        host::placed(out, x.device())
+        let result = match direct {
+            Some(direct) => {
+                let mut result = self.own(host::copy(x))?;
+                self.reduce_directly(direct, &all, &mut result, op, false)?;
+                result
+            }
+            None => reduced(&all, x.dtype(), op)?,
+        };
+        let start = self.exchange.rank() * shape.numel();
+        let cpu = Device::cpu();
+        host::cut(&result, start..start + shape.numel(), shape, if out.is_some() { &cpu } else { x.device() })
     }
 
     pub(super) fn shape_error(&self, all: &[Message], shape: Shape, remedy: &'static str) -> Error {
@@ -223,7 +246,7 @@ impl Core {
 }
 
 /// Returns an error if the storage is shared.
-fn expect_own(x: &Tensor, what: &str) -> Result<()> {
+pub(super) fn expect_own(x: &Tensor, what: &str) -> Result<()> {
     match x.holders() {
         0 => Ok(()),
         holders => Err(fp8_kernels::Error::Shared { name: what.to_owned(), holders }.into()),

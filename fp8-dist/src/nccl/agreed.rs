@@ -16,3 +16,11 @@ pub(super) struct Agreed {
     /// Its number among the calls whose order is compared.
     pub(super) call: u64,
 }
+
+/// The number of a call, that another call has by chance only: FNV-1a of what the ranks agree on.
+pub(super) fn number(label: &str, shards: &[Shape]) -> i32 {
+    let extents = shards.iter().flat_map(|shape| shape.iter().flat_map(|extent| extent.to_le_bytes()));
+    let hash = label.bytes().chain(extents);
+    let hash = hash.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash.cast_signed()
+}

@@ -47,6 +47,7 @@ struct Config {
 const UNDEFINED: c_int = c_int::MIN;
 
 type Move = unsafe extern "C" fn(u64, u64, usize, c_int, Comm, Stream) -> Status;
+type Message = unsafe extern "C" fn(u64, usize, c_int, c_int, Comm, Stream) -> Status;
 type Reduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Comm, Stream) -> Status;
 
 /// The NCCL functions. They may be called from any thread, but only one at a time for each communicator.
@@ -64,10 +65,12 @@ pub(super) struct Api {
     pub(super) all_reduce: Reduce,
     pub(super) reduce_scatter: Reduce,
     pub(super) all_gather: Move,
+    pub(super) send: Message,
+    pub(super) recv: Message,
     /// With the root before the communicator.
     pub(super) broadcast: Reduce,
-    pub(super) group_start: unsafe extern "C" fn() -> Status,
-    pub(super) group_end: unsafe extern "C" fn() -> Status,
+    group_start: unsafe extern "C" fn() -> Status,
+    group_end: unsafe extern "C" fn() -> Status,
 }
 
 macro_rules! function {
@@ -93,6 +96,8 @@ impl Api {
             reduce_scatter: function!(library, "ncclReduceScatter"),
             all_gather: function!(library, "ncclAllGather"),
             broadcast: function!(library, "ncclBroadcast"),
+            send: function!(library, "ncclSend"),
+            recv: function!(library, "ncclRecv"),
             group_start: function!(library, "ncclGroupStart"),
             group_end: function!(library, "ncclGroupEnd"),
         })
@@ -115,6 +120,27 @@ impl Api {
             SUCCESS => Ok(id),
             status => Err(status),
         }
+    }
+
+    /// Makes `calls`, each with its name and NCCL's answer, as one group. Returns the first that failed, else the group's answer.
+    pub(super) fn grouped(
+        &self,
+        calls: impl Iterator<Item = (&'static str, Status)>,
+    ) -> (&'static str, Status) {
+        // SAFETY: a group may be begun at any time.
+        let started = unsafe { (self.group_start)() };
+        if started != SUCCESS {
+            return ("ncclGroupStart", started);
+        }
+        let mut failed = None;
+        for (name, status) in calls {
+            if status != SUCCESS && status != IN_PROGRESS {
+                failed.get_or_insert((name, status));
+            }
+        }
+        // SAFETY: ends the group begun above, whatever became of its calls.
+        let ended = unsafe { (self.group_end)() };
+        failed.unwrap_or(("ncclGroupEnd", ended))
     }
 
     /// Begins a communicator that does not block, on the current device.
@@ -200,6 +226,9 @@ pub(super) mod unfinished {
     unsafe extern "C" fn gather(_: u64, _: u64, _: usize, _: c_int, _: Comm, _: Stream) -> Status {
         IN_PROGRESS
     }
+    unsafe extern "C" fn message(_: u64, _: usize, _: c_int, _: c_int, _: Comm, _: Stream) -> Status {
+        IN_PROGRESS
+    }
     unsafe extern "C" fn group() -> Status {
         SUCCESS
     }
@@ -217,6 +246,8 @@ pub(super) mod unfinished {
         all_reduce: reduce,
         reduce_scatter: reduce,
         all_gather: gather,
+        send: message,
+        recv: message,
         broadcast: reduce,
         group_start: group,
         group_end: group,

@@ -1,13 +1,13 @@
 //! The collectives of groups of GPUs.
 
 use super::api;
-use super::group::{Group, address, call, float_number, op_number};
+use super::group::{Group, address, call};
 use super::reductions::expect_reducible;
 use crate::counter::Entry;
 use crate::division::Division;
-use crate::message::{Message, Operation};
+use crate::message::{Call, Message, Operation};
 use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host};
-use fp8_kernels::{Arena, DType, Operand, Shape, Slot, Tensor, interop};
+use fp8_kernels::{Arena, DType, Fp8Tensor, Operand, Slot, Tensor, interop};
 use fp8_recipe::AmaxGroup;
 use std::sync::Arc;
 use std::thread;
@@ -109,71 +109,61 @@ impl ProcessGroup for Group {
         self.gather(what, x)
     }
 
+    fn all_gather_into(&self, what: &str, x: &Tensor, out: &mut Tensor) -> Result<()> {
+        self.gather_in_place(what, x, out)
+    }
+
+    fn all_to_all(&self, what: &str, x: &Tensor, counts: &[usize]) -> Result<(Tensor, Vec<usize>)> {
+        self.exchange_rows(what, x, counts)
+    }
+
+    fn send(&self, what: &str, x: &Tensor, to: usize) -> Result<()> {
+        self.send_to(what, x, to)
+    }
+
+    fn recv(&self, what: &str, x: &mut Tensor, from: usize) -> Result<()> {
+        self.receive_from(what, x, from)
+    }
+
     fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
         self.gather_quantized(what, shard, slot)
     }
 
+    fn gather_codes(&self, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
+        self.gather_fp8(what, shard)
+    }
+
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        let _turn = self.turn.lock();
-        let call = call(Operation::ReduceScatter(op), what);
-        self.expect_alive(&call)?;
-        self.own(self.expect_device(&call, x.device()))?;
-        let (sum, number) = if x.dtype() == DType::I32 {
-            (Some(self.reduce_on_hosts(&call, x, op)?), None)
-        } else {
-            (None, Some(self.compare_once(&call, x.dtype(), *x.shape())?))
-        };
-        expect_reducible(&call, x, op)?;
-        let (mut dims, ranks) = (x.shape().to_vec(), self.world_size());
-        let uneven =
-            || self.shape_error(&call, *x.shape(), "dimension 0 must be a multiple of the world size");
-        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(ranks)).ok_or_else(uneven)?;
-        *rows /= ranks;
-        let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
-        if let Some(sum) = sum {
-            let start = self.rank() * shape.numel();
-            return host::cut(&sum, start..start + shape.numel(), shape, x.device());
-        }
-        let out = self.empty_like(x, shape, x.dtype())?;
-        if out.numel() > 0 {
-            let dtype = float_number(x.dtype());
-            let [from, to] = [self.own(address(x))?, self.own(address(&out))?];
-            self.count(&call, x);
-            self.queue(&call, number, |api, comm, stream| {
-                let each = out.numel();
-                // SAFETY: `to` names `each` elements of this device, `from` as many for each rank; both live until the stream
-                // has passed the collective.
-                ("ncclReduceScatter", unsafe {
-                    (api.reduce_scatter)(from, to, each, dtype, op_number(op), comm, stream)
-                })
-            })?;
-        }
-        Ok(out)
+        self.scatter_reduced(what, x, op)
+    }
+
+    fn reduce_scatter_into(&self, what: &str, x: &Tensor, op: ReduceOp, out: &mut Tensor) -> Result<()> {
+        self.scatter_reduced_in_place(what, x, op, out)
     }
 
     fn broadcast(&self, what: &str, x: &Tensor, root: usize) -> Result<Tensor> {
         let _turn = self.turn.lock();
         let call = call(Operation::Broadcast { root }, what);
-        self.expect_alive(&call)?;
-        self.own(self.expect_device(&call, x.device()))?;
-        let number = self.compare_once(&call, x.dtype(), *x.shape())?;
-        if root >= self.world_size() {
-            return Err(Error::Root { call: call.to_string(), root, world_size: self.world_size() });
-        }
+        let number = self.compare_root(&call, x, root)?;
         let out = self.empty_like(x, *x.shape(), x.dtype())?;
         if out.numel() > 0 {
-            let (to, bytes) = (self.own(address(&out))?, out.numel() * out.dtype().size());
+            let to = self.own(address(&out))?;
             let from = if self.rank() == root { self.own(address(x))? } else { to };
-            self.count(&call, x);
-            self.queue(&call, Some(number), |api, comm, stream| {
-                // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
-                // the collective.
-                ("ncclBroadcast", unsafe {
-                    (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream)
-                })
-            })?;
+            self.broadcast_bytes(&call, number, x, root, [from, to])?;
         }
         Ok(out)
+    }
+
+    fn broadcast_in_place(&self, what: &str, x: &mut Tensor, root: usize) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::Broadcast { root }, what);
+        let place = interop::address_mut(x, what).map_err(Error::from);
+        let place = self.own(self.expect_device(&call, x.device()).and(place))?;
+        let number = self.compare_root(&call, x, root)?;
+        match x.numel() {
+            0 => Ok(()),
+            _ => self.broadcast_bytes(&call, number, x, root, [place, place]),
+        }
     }
 
     fn split(&self, id: &str, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn ProcessGroup>>> {
@@ -188,6 +178,38 @@ impl ProcessGroup for Group {
         let _turn = self.turn.lock();
         self.exchange(Message::new(Operation::Barrier, ""))?;
         Ok(())
+    }
+}
+
+impl Group {
+    /// Compares a broadcast with the other ranks', unless that has been done. Returns the call's number.
+    fn compare_root(&self, call: &Call, x: &Tensor, root: usize) -> Result<u64> {
+        self.expect_alive(call)?;
+        self.own(self.expect_device(call, x.device()))?;
+        let number = self.compare_once(call, x.dtype(), *x.shape())?;
+        match root < self.world_size() {
+            true => Ok(number),
+            false => Err(Error::Root { call: call.to_string(), root, world_size: self.world_size() }),
+        }
+    }
+
+    fn broadcast_bytes(
+        &self,
+        call: &Call,
+        number: u64,
+        x: &Tensor,
+        root: usize,
+        [from, to]: [u64; 2],
+    ) -> Result<()> {
+        let bytes = x.numel() * x.dtype().size();
+        self.count(call, x);
+        self.queue(call, Some(number), |api, comm, stream| {
+            // SAFETY: both name `bytes` bytes of this device, equal or apart, that live until the stream has passed
+            // the collective.
+            ("ncclBroadcast", unsafe {
+                (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream)
+            })
+        })
     }
 }
 

@@ -12,15 +12,15 @@
 //! scope resets only provisional ones. Each host knows what it has written ([`Committed`](interop::Committed)), so hosts that do the
 //! same make the same decision. If they do not, some wait in an exchange and others for NCCL until the deadline.
 
-use super::agreed::Agreed;
+use super::agreed::{self, Agreed};
 use super::api::{self, Api, Comm, Stream};
 use super::communicator::Answer;
 use super::group::{Group, address, call};
 use crate::gather::exchange::agree;
-use crate::gather::{blocks, shard as of_shard};
+use crate::gather::{blocks, codes, shard as of_shard};
 use crate::message::{Call, Operation};
-use crate::{Error, ReduceOp, Result};
-use fp8_kernels::{Cell, DType, Operand, Scale, Shape, Slot, Tensor, interop, ops};
+use crate::{Error, ReduceOp, Result, output};
+use fp8_kernels::{Cell, DType, Fp8Tensor, Operand, Scale, Shape, Slot, Tensor, interop, ops};
 use std::sync::Arc;
 
 /// Bytes to gather: where this rank's are, where all go, and how many each rank has.
@@ -35,32 +35,54 @@ impl Group {
     pub(super) fn gather(&self, what: &str, x: &Tensor) -> Result<Tensor> {
         let _turn = self.turn.lock();
         let call = call(Operation::AllGather, what);
-        let shards = self.extents(&call, x)?;
+        let shards = self.extents(&call, x, None)?;
         let out = self.joined(&call, x, &shards)?;
-        if out.numel() > 0 {
-            let parts = self.own(Parts::new(x, &out, &shards))?;
-            self.count(&call, x);
-            self.queue(&call, None, |api, comm, stream| {
-                gather_all(api, comm, stream, self.control().rank(), &[parts])
-            })?;
-        }
+        self.queue_gather(&call, x, &out, &shards)?;
         Ok(out)
     }
 
-    /// The extents of all ranks' shards, which the hosts compare.
-    fn extents(&self, call: &Call, x: &Tensor) -> Result<Vec<Shape>> {
+    /// The shards of all ranks, in `out`.
+    pub(super) fn gather_in_place(&self, what: &str, x: &Tensor, out: &mut Tensor) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::AllGather, what);
+        self.expect_alive(&call)?;
+        let own = interop::address_mut(out, what).map_err(Error::from);
+        self.own(self.expect_device(&call, out.device()).and(own))?;
+        let shards = self.extents(&call, x, Some(out))?;
+        output::expect(out, self.shape_of_all(&call, x, &shards)?, x.dtype(), || call.to_string())?;
+        self.queue_gather(&call, x, out, &shards)
+    }
+
+    fn queue_gather(&self, call: &Call, x: &Tensor, out: &Tensor, shards: &[Shape]) -> Result<()> {
+        if out.numel() == 0 {
+            return Ok(());
+        }
+        let parts = self.own(Parts::new(x, out, shards))?;
+        self.count(call, x);
+        self.queue(call, None, |api, comm, stream| {
+            gather_all(api, comm, stream, self.control().rank(), &[parts])
+        })
+    }
+
+    /// The extents of all ranks' shards, which the hosts compare. They gather into `out`, if it is given.
+    fn extents(&self, call: &Call, x: &Tensor, out: Option<&Tensor>) -> Result<Vec<Shape>> {
         self.expect_alive(call)?;
         self.own(self.expect_device(call, x.device()))?;
-        let all = self.compare(call, x)?;
+        let all = self.compare(call, x, out)?;
         Ok(all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect())
+    }
+
+    /// The shape of the shards of all ranks together.
+    fn shape_of_all(&self, call: &Call, x: &Tensor, shards: &[Shape]) -> Result<Shape> {
+        let mut dims = x.shape().to_vec();
+        let scalar = || self.shape_error(call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
+        *dims.first_mut().ok_or_else(scalar)? = shards.iter().filter_map(|shape| shape.first()).sum();
+        Shape::from_slice(&dims).ok_or_else(scalar)
     }
 
     /// Allocates the tensor for the shards of all ranks.
     fn joined(&self, call: &Call, x: &Tensor, shards: &[Shape]) -> Result<Tensor> {
-        let mut dims = x.shape().to_vec();
-        let scalar = || self.shape_error(call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
-        *dims.first_mut().ok_or_else(scalar)? = shards.iter().filter_map(|shape| shape.first()).sum();
-        self.empty_like(x, Shape::from_slice(&dims).ok_or_else(scalar)?, x.dtype())
+        self.empty_like(x, self.shape_of_all(call, x, shards)?, x.dtype())
     }
 
     /// Gathers a quantized tensor, through the hosts or on the devices alone (see the header of this file).
@@ -71,7 +93,7 @@ impl Group {
             return blocks::gather(&|what, x| self.gather(what, x), what, shard, slot, rule);
         }
         let label = of_shard::label(what, shard, slot);
-        if let Some(agreed) = self.agreed(what, &label, shard, slot)? {
+        if let Some(agreed) = self.agreed(what, &label, *shard.shape(), slot.scale) {
             return self.gather_agreed(what, &agreed, shard, slot);
         }
         let remedy = "call it once before recording, with this name, slot and shape and with scales that are committed";
@@ -84,46 +106,72 @@ impl Group {
         }
         let shards = {
             let _turn = self.turn.lock();
-            self.extents(&call(Operation::AllGather, what), shard)?
+            self.extents(&call(Operation::AllGather, what), shard, None)?
         };
         let committed = match slot.scale {
             Scale::Cell { cell, .. } => Some(interop::Committed::new(cell)?),
             Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } | Scale::Blocks(_) => None,
         };
-        let number = Tensor::from_vec(vec![number(&label, &shards)], [1], shard.device())?;
+        let number = Tensor::from_vec(vec![agreed::number(&label, &shards)], [1], shard.device())?;
         let call = self.number_of(&format!("quantized_all_gather `{label}`"));
         let agreed = Arc::new(Agreed { label, committed, shards, number, call });
         // Like all later ones, so that what a recorded call needs is there: kernels, and NCCL's connections.
         let whole = self.gather_agreed(what, &agreed, shard, slot)?;
-        self.agreed.lock().insert(what.to_owned(), agreed);
+        self.agreed.lock().insert((what.to_owned(), *shard.shape()), agreed);
         Ok(whole)
     }
 
-    /// Returns the earlier agreement on `what` if this is the same call again: it has the same label, and its cell
-    /// still holds the committed scale. A shard of another shape is an error.
-    fn agreed(
-        &self,
-        what: &str,
-        label: &str,
-        shard: &Tensor,
-        slot: &Slot<'_>,
-    ) -> Result<Option<Arc<Agreed>>> {
-        let Some(agreed) = self.agreed.lock().get(what).cloned() else { return Ok(None) };
-        let is_committed = match (slot.scale, &agreed.committed) {
+    /// Returns the earlier agreement on a shard of this shape if this is the same call again: it has the same label, and its cell
+    /// still holds the committed scale.
+    fn agreed(&self, what: &str, label: &str, shape: Shape, scale: Scale<'_>) -> Option<Arc<Agreed>> {
+        let agreed = self.agreed.lock().get(&(what.to_owned(), shape)).cloned()?;
+        let is_committed = match (scale, &agreed.committed) {
             (Scale::Cell { cell, .. }, Some(committed)) => committed.holds(cell),
             (Scale::Cell { .. }, None) | (_, Some(_)) => false,
             (_, None) => true,
         };
-        if agreed.label != label || !is_committed {
-            return Ok(None);
-        }
-        match agreed.shards.get(self.control().rank()) {
-            Some(expected) if expected != shard.shape() => {
-                let (found, expected) = (*shard.shape(), *expected);
-                Err(Error::Extents { call: named(what), found, expected })
+        Some(agreed).filter(|agreed| agreed.label == label && is_committed)
+    }
+
+    /// Gathers a tensor that is in FP8, through the hosts or on the devices alone.
+    pub(super) fn gather_fp8(&self, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
+        let named = format!("gather_codes `{what}`");
+        let (Some(rowwise), None) = (shard.rowwise(), shard.blocks()) else {
+            let remedy = "run it outside of the recorded step: the hosts compare shards with scales for blocks, and columnwise ones";
+            shard.device().expect_eager(&named, remedy)?;
+            return codes::gather(&|what, x| self.gather(what, x), what, shard);
+        };
+        let (label, shape) = (codes::label(what, shard), *shard.shape());
+        let agreed = match self.agreed(what, &label, shape, Scale::Off) {
+            Some(agreed) => agreed,
+            None => {
+                let remedy = "call it once before recording, with this name and shape";
+                shard.device().expect_eager(&named, remedy)?;
+                let _turn = self.turn.lock();
+                let shards =
+                    self.extents(&call(Operation::AllGather, &label), &rowwise.reshape(shape)?, None)?;
+                let number = Tensor::from_vec(vec![agreed::number(&label, &shards)], [1], shard.device())?;
+                let call = self.number_of(&format!("gather_codes `{label}`"));
+                Arc::new(Agreed { label, committed: None, shards, number, call })
             }
-            _ => Ok(Some(agreed)),
-        }
+        };
+        let codes = {
+            let _turn = self.turn.lock();
+            let call = call(Operation::AllGather, what);
+            self.expect_alive(&call)?;
+            self.expect_device(&call, shard.device())?;
+            let factor = Some(address(shard.scale_inv())?);
+            let named = format!("{named} by dequantization factors");
+            self.gather_compared(&call, &named, &agreed, &rowwise.reshape(shape)?, factor)?
+        };
+        self.agreed.lock().insert((what.to_owned(), shape), agreed);
+        let whole = Fp8Tensor::from_codes(
+            codes.clone(),
+            *codes.shape(),
+            shard.encoding(),
+            shard.scale_inv().clone(),
+        )?;
+        Ok(if shard.columnwise().is_some() { whole.with_columnwise()? } else { whole })
     }
 
     /// Without the hosts.
@@ -148,28 +196,41 @@ impl Group {
             _ => ops::quantize(shard, slot)?,
         };
         let elements = of_shard::elements(&shard)?;
-        let out = self.joined(&call, &elements, &agreed.shards)?;
+        let scale = scale.as_ref().map(interop::cell_address).transpose()?;
+        let out = self.gather_compared(&call, &named(what), agreed, &elements, scale)?;
+        of_shard::join(&shard, out, slot)
+    }
+
+    /// Gathers codes or values and lets the device compare calls, and the f32 at `scale`.
+    fn gather_compared(
+        &self,
+        call: &Call,
+        named: &str,
+        agreed: &Agreed,
+        elements: &Tensor,
+        scale: Option<u64>,
+    ) -> Result<Tensor> {
+        let out = self.joined(call, elements, &agreed.shards)?;
         let ranks = agreed.shards.len();
         let each = vec![4; ranks];
-        let numbers = self.empty_like(&elements, [ranks].into(), DType::I32)?;
+        let numbers = self.empty_like(elements, [ranks].into(), DType::I32)?;
         let mut parts =
             vec![Parts { from: address(&agreed.number)?, to: address(&numbers)?, bytes: each.clone() }];
         let mut scales = None;
-        if let Some(cell) = &scale {
-            let all = self.empty_like(&elements, [ranks].into(), DType::F32)?;
-            parts.push(Parts { from: interop::cell_address(cell)?, to: address(&all)?, bytes: each });
+        if let Some(from) = scale {
+            let all = self.empty_like(elements, [ranks].into(), DType::F32)?;
+            parts.push(Parts { from, to: address(&all)?, bytes: each });
             scales = Some(all);
         }
         if out.numel() > 0 {
-            parts.push(Parts::new(&elements, &out, &agreed.shards)?);
-            self.count(&call, &elements);
+            parts.push(Parts::new(elements, &out, &agreed.shards)?);
+            self.count(call, elements);
         }
-        let number = Some(agreed.call);
-        self.queue(&call, number, |api, comm, stream| {
+        self.queue(call, Some(agreed.call), |api, comm, stream| {
             gather_all(api, comm, stream, self.control().rank(), &parts)
         })?;
-        ops::compare_calls(&named(what), &numbers, scales.as_ref())?;
-        of_shard::join(&shard, out, slot)
+        ops::compare_calls(named, &numbers, scales.as_ref())?;
+        Ok(out)
     }
 }
 
@@ -186,14 +247,6 @@ fn named(what: &str) -> String {
     format!("quantized_all_gather `{what}`")
 }
 
-/// A number that another call has by chance only: FNV-1a of what the ranks agreed on.
-fn number(label: &str, shards: &[Shape]) -> i32 {
-    let extents = shards.iter().flat_map(|shape| shape.iter().flat_map(|extent| extent.to_le_bytes()));
-    let hash = label.bytes().chain(extents);
-    let hash = hash.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    hash.cast_signed()
-}
-
 /// Gathers all parts, several as one group of calls. Parts of different lengths are broadcast by each rank into its place.
 fn gather_all(api: &Api, comm: Comm, stream: Stream, own: usize, all: &[Parts]) -> Answer {
     let even = |parts: &Parts| {
@@ -205,35 +258,39 @@ fn gather_all(api: &Api, comm: Comm, stream: Stream, own: usize, all: &[Parts]) 
     {
         return gather_even(api, comm, stream, parts, bytes);
     }
-    // SAFETY: a group may be begun at any time.
-    let started = unsafe { (api.group_start)() };
-    if started != api::SUCCESS {
-        return ("ncclGroupStart", started);
-    }
-    let mut failed = None;
-    let mut heed = |answer: Answer| {
-        if answer.1 != api::SUCCESS && answer.1 != api::IN_PROGRESS {
-            failed.get_or_insert(answer);
-        }
-    };
+    let mut pieces = Vec::new();
     for parts in all {
         if let Some(bytes) = even(parts) {
-            heed(gather_even(api, comm, stream, parts, bytes));
+            pieces.push(Piece::Even(parts, bytes));
             continue;
         }
         let mut to = parts.to;
         for (root, &bytes) in parts.bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
             let from = if root == own { parts.from } else { to };
-            // SAFETY: `to` is where this part is in a buffer that holds all of them, `from` there or this rank's own of as
-            // many bytes; both live until the stream has passed the collective.
-            let status = unsafe { (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream) };
-            heed(("ncclBroadcast", status));
+            pieces.push(Piece::OfRank { root, from, to, bytes });
             to += bytes as u64;
         }
     }
-    // SAFETY: ends the group begun above, whatever became of its calls.
-    let ended = unsafe { (api.group_end)() };
-    failed.unwrap_or(("ncclGroupEnd", ended))
+    api.grouped(pieces.iter().map(|piece| match *piece {
+        Piece::Even(parts, bytes) => gather_even(api, comm, stream, parts, bytes),
+        // SAFETY: `to` is where this part is in a buffer that holds all of them, `from` there or this rank's own of as many
+        // bytes; both live until the stream has passed the collective.
+        Piece::OfRank { root, from, to, bytes } => ("ncclBroadcast", unsafe {
+            (api.broadcast)(from, to, bytes, api::UINT8, root as i32, comm, stream)
+        }),
+    }))
+}
+
+/// A call of a group.
+enum Piece<'a> {
+    Even(&'a Parts, usize),
+    /// The bytes of one rank.
+    OfRank {
+        root: usize,
+        from: u64,
+        to: u64,
+        bytes: usize,
+    },
 }
 
 /// Gathers parts of `bytes` bytes each.

@@ -11,7 +11,7 @@ use crate::group::next_handle_number;
 use crate::member::results::reduced;
 use crate::message::{Call, Message, Operation, Part};
 use crate::tcp::connect;
-use crate::{Environment, Error, ProcessGroup, ReduceOp, Result};
+use crate::{Environment, Error, ProcessGroup, ReduceOp, Result, output};
 use fp8_kernels::interop::SideQueue;
 use fp8_kernels::{DType, Device, Replayed, Shape, Tensor, interop};
 use parking_lot::Mutex;
@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 /// other bits. The maximum of NaN is not defined.
 ///
 /// The hosts compare the following calls over their connections, which costs a round trip: names, state, every `all_gather` (whose
-/// shards may differ in size), every `barrier`, the first call of each other collective with a new name, dtype or shape, and every
+/// shards may differ in size) and `all_to_all`, every `barrier`, the first call of each other collective with a new name, dtype or
+/// shape, and every
 /// [`quantized_all_gather`](crate::quantized_all_gather()) until it finds a committed scale. All other calls are passed straight to
 /// NCCL. In a training step the all-reduce of amaxes therefore involves no host, and can be captured in a graph. Once a second, each
 /// rank tells rank 0 which of these calls it has made. If their orders differ, the group fails and names both calls; results of the
@@ -133,8 +134,10 @@ pub(super) struct Group {
     pub(super) number: u64,
     /// Calls that have been compared, and their numbers.
     seen: Mutex<HashMap<(Call, DType, Shape), u64>>,
-    /// Quantized gathers that the hosts need not compare again.
-    pub(super) agreed: Mutex<HashMap<String, Arc<Agreed>>>,
+    /// Quantized gathers that the hosts need not compare again, by name and by the shape of this rank's shard.
+    pub(super) agreed: Mutex<HashMap<(String, Shape), Arc<Agreed>>>,
+    /// The numbers of messages that the hosts need not compare again.
+    pub(super) messages: Mutex<HashMap<(Call, DType, Shape), Arc<Tensor>>>,
     /// Serializes threads that share a handle, so calls have one order.
     pub(super) turn: Mutex<()>,
     /// The queue of reductions that go on beside the device's other work, opened by the first.
@@ -177,9 +180,9 @@ impl Group {
             Error::Network { id, what: "starting a thread".to_owned(), source }
         })?;
         let holder = Arc::new(Holder { watched, watch: Some(watch) });
-        let (seen, agreed, turn, side_queue, traffic) = Default::default();
+        let (seen, agreed, messages, turn, side_queue, traffic) = Default::default();
         let number = next_handle_number();
-        Ok(Self { holder, divide, members, number, seen, agreed, turn, side_queue, traffic })
+        Ok(Self { holder, divide, members, number, seen, agreed, messages, turn, side_queue, traffic })
     }
 
     /// Divides the group. A new one has a communicator of its own.
@@ -217,9 +220,9 @@ impl Group {
     }
 
     /// Compares a call with the other ranks'.
-    pub(super) fn compare(&self, call: &Call, x: &Tensor) -> Result<Arc<Vec<Message>>> {
-        let message = Message { call: call.clone(), names: Vec::new(), part: Some(Part::expected(x)) };
-        self.exchange(message)
+    pub(super) fn compare(&self, call: &Call, x: &Tensor, out: Option<&Tensor>) -> Result<Arc<Vec<Message>>> {
+        let names = out.into_iter().map(|out| output::of(*out.shape(), out.dtype()).into()).collect();
+        self.exchange(Message { call: call.clone(), names, part: Some(Part::expected(x)) })
     }
 
     /// Compares a call with the other ranks', unless that has been done. Returns the call's number.

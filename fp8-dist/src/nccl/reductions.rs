@@ -1,14 +1,15 @@
 //! Reductions in place: in order with the device's other work, or on a second queue beside it.
 
-use super::api::{self, Api, Comm, Stream};
+use super::api::{Api, Comm, Stream};
 use super::communicator::Answer;
-use super::group::{Group, call, float_number, op_number};
+use super::group::{Group, address, call, float_number, op_number};
 use crate::member::results::not_reducible;
 use crate::message::{Call, Operation};
 use crate::pending::OnDevice;
-use crate::{Error, Pending, ReduceOp, Result, host};
+use crate::{Error, Pending, ReduceOp, Result, host, output};
 use fp8_kernels::interop::SideQueue;
-use fp8_kernels::{DType, Tensor, interop};
+use fp8_kernels::{DType, Device, Shape, Tensor, interop};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Tensors that the queue reduces.
@@ -53,6 +54,87 @@ impl Group {
         let number = self.compare_once(&call, x.dtype(), *x.shape())?;
         expect_reducible(&call, x, op)?;
         self.reduce(&call, Some(number), x, op, [place, place])
+    }
+
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter).
+    pub(super) fn scatter_reduced(&self, what: &str, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::ReduceScatter(op), what);
+        let shares = self.compare_shares(&call, &call, x, op)?;
+        if let Some(sum) = shares.on_host {
+            return host::cut(&sum, shares.range, shares.shape, x.device());
+        }
+        let out = self.empty_like(x, shares.shape, x.dtype())?;
+        self.queue_shares(&call, shares.number, x, op, &out, self.own(address(&out))?)?;
+        Ok(out)
+    }
+
+    /// [`ProcessGroup::reduce_scatter_into`](crate::ProcessGroup::reduce_scatter_into).
+    pub(super) fn scatter_reduced_in_place(
+        &self,
+        what: &str,
+        x: &Tensor,
+        op: ReduceOp,
+        out: &mut Tensor,
+    ) -> Result<()> {
+        let _turn = self.turn.lock();
+        let call = call(Operation::ReduceScatter(op), what);
+        self.expect_alive(&call)?;
+        let to = interop::address_mut(out, what).map_err(Error::from);
+        let to = self.own(self.expect_device(&call, out.device()).and(to))?;
+        // Compared with the call: all ranks give memory of one shape.
+        let given = output::of(*out.shape(), out.dtype());
+        let compared = Call { what: format!("{what} into {given}"), ..call };
+        let shares = self.compare_shares(&call, &compared, x, op)?;
+        output::expect(out, shares.shape, x.dtype(), || call.to_string())?;
+        if let Some(sum) = shares.on_host {
+            let part = host::cut(&sum, shares.range, shares.shape, &Device::cpu())?;
+            return self.own(host::store(&part, out, what));
+        }
+        self.queue_shares(&call, shares.number, x, op, out, to)
+    }
+
+    /// Compares a `reduce_scatter` with the other ranks', as `compared` describes it, unless that has been done.
+    fn compare_shares(&self, call: &Call, compared: &Call, x: &Tensor, op: ReduceOp) -> Result<Shares> {
+        self.expect_alive(call)?;
+        self.own(self.expect_device(call, x.device()))?;
+        let (on_host, number) = match x.dtype() {
+            DType::I32 => (Some(self.reduce_on_hosts(compared, x, op)?), None),
+            dtype => (None, Some(self.compare_once(compared, dtype, *x.shape())?)),
+        };
+        expect_reducible(call, x, op)?;
+        let (mut dims, ranks) = (x.shape().to_vec(), self.control().world_size());
+        let uneven =
+            || self.shape_error(call, *x.shape(), "dimension 0 must be a multiple of the world size");
+        let rows = dims.first_mut().filter(|rows| rows.is_multiple_of(ranks)).ok_or_else(uneven)?;
+        *rows /= ranks;
+        let shape = Shape::from_slice(&dims).ok_or_else(uneven)?;
+        let start = self.control().rank() * shape.numel();
+        Ok(Shares { shape, range: start..start + shape.numel(), on_host, number })
+    }
+
+    fn queue_shares(
+        &self,
+        call: &Call,
+        number: Option<u64>,
+        x: &Tensor,
+        op: ReduceOp,
+        out: &Tensor,
+        to: u64,
+    ) -> Result<()> {
+        let each = out.numel();
+        if each == 0 {
+            return Ok(());
+        }
+        let (dtype, from) = (float_number(x.dtype()), self.own(address(x))?);
+        self.count(call, x);
+        self.queue(call, number, |api, comm, stream| {
+            // SAFETY: `to` names `each` elements of this device, `from` as many for each rank; both live until the stream
+            // has passed the collective.
+            ("ncclReduceScatter", unsafe {
+                (api.reduce_scatter)(from, to, each, dtype, op_number(op), comm, stream)
+            })
+        })
     }
 
     /// Starts to reduce all of `tensors`, as one group of NCCL's calls.
@@ -116,6 +198,17 @@ pub(super) fn expect_reducible(call: &Call, x: &Tensor, op: ReduceOp) -> Result<
     }
 }
 
+/// A `reduce_scatter` that the ranks have compared.
+struct Shares {
+    /// The shape of each rank's part.
+    shape: Shape,
+    /// This rank's part of the elements.
+    range: Range<usize>,
+    /// The reduction, if the hosts compute it.
+    on_host: Option<Tensor>,
+    number: Option<u64>,
+}
+
 /// A tensor's memory.
 struct Part {
     place: u64,
@@ -124,22 +217,10 @@ struct Part {
 }
 
 fn reduce_all(api: &Api, comm: Comm, stream: Stream, parts: &[Part], op: ReduceOp) -> Answer {
-    // SAFETY: a group may be begun at any time.
-    let started = unsafe { (api.group_start)() };
-    if started != api::SUCCESS {
-        return ("ncclGroupStart", started);
-    }
-    let mut failed = None;
-    for &Part { place, len, dtype } in parts {
+    api.grouped(parts.iter().map(|&Part { place, len, dtype }| {
         let dtype = float_number(dtype);
         // SAFETY: `place` names `len` elements of this device, which nothing else uses until the device's stream has passed the
         // collective or waits for it. The communicator is alive while it is called.
-        let status = unsafe { (api.all_reduce)(place, place, len, dtype, op_number(op), comm, stream) };
-        if status != api::SUCCESS && status != api::IN_PROGRESS {
-            failed.get_or_insert(("ncclAllReduce", status));
-        }
-    }
-    // SAFETY: ends the group begun above, whatever became of its calls.
-    let ended = unsafe { (api.group_end)() };
-    failed.unwrap_or(("ncclGroupEnd", ended))
+        ("ncclAllReduce", unsafe { (api.all_reduce)(place, place, len, dtype, op_number(op), comm, stream) })
+    }))
 }

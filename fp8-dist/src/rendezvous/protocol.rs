@@ -9,7 +9,7 @@ pub(super) const MAGIC: [u8; 8] = *b"fp8-dist";
 
 /// The version of the protocol. Elements are sent in the sender's byte order, so machines of different byte order have different
 /// versions.
-pub(super) const VERSION: u32 = if cfg!(target_endian = "little") { 6 } else { 6 | 1 << 16 };
+pub(super) const VERSION: u32 = if cfg!(target_endian = "little") { 7 } else { 7 | 1 << 16 };
 
 pub(super) const VERSION_NAME: &str = "the version of the protocol";
 

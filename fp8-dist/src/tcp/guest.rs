@@ -2,12 +2,13 @@
 
 use super::connection::{GOODBYE, closed, prepare, spawn};
 use crate::exchange::Exchange;
-use crate::meeting::{All, grace};
-use crate::message::{Message, Part};
+use crate::meeting::{All, grace, take_from};
+use crate::message::{Call, Message, Part};
 use crate::timed::{Timed, Until, is_late};
 use crate::wire::{self, Frame};
 use crate::{Environment, Error, Failure, Result, events};
 use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
 use std::io::{self, BufReader, BufWriter};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -47,6 +48,8 @@ struct State {
     /// The failure that this rank has reported. Rank 0 answers with the group's first failure.
     own_failure: Option<Failure>,
     left: Vec<usize>,
+    /// The messages of single ranks, and the sender of each.
+    mail: VecDeque<(usize, Message)>,
     /// Rank 0 has left and closed the connection. This is a failure only for later calls.
     closed: Option<Failure>,
     /// Whether the inbox's thread has ended.
@@ -93,6 +96,34 @@ impl Guest {
         wire::send(&mut *out, frame)
     }
 
+    /// Returns an error if the group has failed, as far as this rank knows.
+    fn expect_usable(&self, call: &Call) -> Result<()> {
+        let (failure, is_own) = {
+            let state = self.inbox.state.lock();
+            (state.failure.clone(), state.own_failure.is_some())
+        };
+        let late = || Failure::Deadline { missing: vec![0], waited: self.deadline };
+        match failure.or_else(|| is_own.then(|| self.failure().unwrap_or_else(late))) {
+            Some(failure) => Err(Error::Poisoned { call: call.to_string(), failure }),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the group because rank 0 does not answer, or cannot be sent to, and returns the error.
+    fn unheard(&self, call: &Call, sent: io::Result<()>) -> Error {
+        let failure = match sent {
+            Err(error) if !is_late(&error) => Failure::Lost { rank: 0, reason: closed(&error) },
+            _ => Failure::Deadline { missing: vec![0], waited: self.deadline },
+        };
+        let mut state = self.inbox.state.lock();
+        let first = state.fail(failure.clone());
+        let failure = state.failure.clone().unwrap_or(failure);
+        drop(state);
+        self.inbox.report(first);
+        let _ = self.stream.shutdown(Shutdown::Both);
+        Error::Failed { call: call.to_string(), failure }
+    }
+
     /// Returns the time limit of an exchange, including the transfer of its data. Rank 0 enforces the deadline; the grace period lets
     /// its message arrive, and covers a rank 0 that does not answer.
     fn patience(&self) -> Duration {
@@ -134,6 +165,7 @@ impl Inbox {
                     continue;
                 }
                 Ok(Frame::Left(ranks)) => state.left = ranks,
+                Ok(Frame::Mail { peer, message }) => state.mail.push_back((peer, message)),
                 Ok(Frame::Bring(_) | Frame::Calls(_) | Frame::Welcome) | Err(_) => {
                     let reason =
                         frame.err().map_or("it sent what only other ranks send".to_owned(), |e| closed(&e));
@@ -159,6 +191,26 @@ impl Inbox {
         let until = Instant::now() + patience;
         let mut state = self.state.lock();
         while !state.is_at_end && !self.changed.wait_until(&mut state, until).timed_out() {}
+    }
+
+    /// Waits for the next message of rank `from`. The error is the group's failure, or `None` if none has come by `until`, or the rank has left.
+    fn mail(&self, from: usize, until: Until) -> Result<Message, Option<Failure>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(message) = take_from(&mut state.mail, from) {
+                return Ok(message);
+            }
+            if let Some(failure) = state.failure.clone().or_else(|| state.closed.clone()) {
+                return Err(Some(failure));
+            }
+            if state.left.contains(&from) || until.is_past() {
+                return Err(None);
+            }
+            match until.instant() {
+                Some(until) => drop(self.changed.wait_until(&mut state, until)),
+                None => self.changed.wait(&mut state),
+            }
+        }
     }
 
     /// Waits for rank 0's next message; `None` if it does not arrive by `until`.
@@ -197,19 +249,7 @@ impl Exchange for Guest {
     fn exchange(&self, message: Message) -> Result<All> {
         let _turn = self.turn.lock(); // its owner waits no longer than the deadline
         let call = message.call.clone();
-        let poisoned = |failure| Err(Error::Poisoned { call: call.to_string(), failure });
-        {
-            let state = self.inbox.state.lock();
-            if let Some(failure) = state.failure.clone() {
-                return poisoned(failure);
-            }
-            if state.own_failure.is_some() {
-                drop(state);
-                return poisoned(
-                    self.failure().unwrap_or(Failure::Deadline { missing: vec![0], waited: self.deadline }),
-                );
-            }
-        }
+        self.expect_usable(&call)?;
         // One deadline for the whole exchange, however slowly rank 0 reads or answers.
         let until = Until::after(self.patience());
         // If sending fails, the connection is closed, which the inbox detects.
@@ -221,20 +261,42 @@ impl Exchange for Guest {
                 Ok(Arc::new(parts.into_iter().map(message).collect()))
             }
             Some(Err(failure)) => Err(Error::Failed { call: call.to_string(), failure }),
-            None => {
-                let failure = match sent {
-                    Err(error) if !is_late(&error) => Failure::Lost { rank: 0, reason: closed(&error) },
-                    _ => Failure::Deadline { missing: vec![0], waited: self.deadline },
-                };
-                let mut state = self.inbox.state.lock();
-                let first = state.fail(failure.clone());
-                let failure = state.failure.clone().unwrap_or(failure);
-                drop(state);
-                self.inbox.report(first);
-                let _ = self.stream.shutdown(Shutdown::Both);
-                Err(Error::Failed { call: call.to_string(), failure })
-            }
+            None => Err(self.unheard(&call, sent)),
         }
+    }
+
+    fn send_to(&self, to: usize, message: Message) -> Result<()> {
+        let call = message.call.clone();
+        self.expect_usable(&call)?;
+        let until = Until::after(self.patience());
+        let sent = self.send(&Frame::Mail { peer: to, message }, until);
+        if sent.is_ok() {
+            return Ok(());
+        }
+        // The cause may be on its way.
+        let until = Instant::now() + GOODBYE.min(self.deadline);
+        let mut state = self.inbox.state.lock();
+        while state.failure.is_none() && !self.inbox.changed.wait_until(&mut state, until).timed_out() {}
+        drop(state);
+        Err(self.unheard(&call, sent))
+    }
+
+    fn receive_from(&self, from: usize, call: &Call) -> Result<Message> {
+        self.expect_usable(call)?;
+        let until = Until::after(self.deadline);
+        let failure = match self.inbox.mail(from, until) {
+            Ok(message) => return Ok(message),
+            Err(Some(failure)) => failure,
+            Err(None) => {
+                let failure = match self.inbox.state.lock().left.contains(&from) {
+                    true => Failure::Left { ranks: vec![from] },
+                    false => Failure::Deadline { missing: vec![from], waited: self.deadline },
+                };
+                self.fail(failure.clone());
+                self.failure().unwrap_or(failure)
+            }
+        };
+        Err(Error::Failed { call: call.to_string(), failure })
     }
 
     fn fail(&self, failure: Failure) {

@@ -71,6 +71,10 @@ fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
                 meeting.fail(failure);
                 continue;
             }
+            Ok(Frame::Mail { peer, message }) => match meeting.post(rank, peer, message) {
+                Ok(true) | Err(_) => continue,
+                Ok(false) => "it sent a message to a rank that is not there".to_owned(),
+            },
             Ok(Frame::Calls(numbers)) => {
                 meeting.add_calls(rank, &numbers);
                 continue;
@@ -98,6 +102,7 @@ fn carry_out(meeting: &Meeting, rank: usize, stream: TcpStream, deadline: Durati
         out.get_mut().until = Until::after(deadline);
         let sent = match news {
             News::Complete(all) => wire::send_all(&mut out, &all),
+            News::Mail(peer, message) => wire::send(&mut out, &Frame::Mail { peer, message }),
             News::Failed(failure) => wire::send(&mut out, &Frame::Fail(failure)),
             News::Left(ranks) => wire::send(&mut out, &Frame::Left(ranks)),
             News::End => break,

@@ -182,9 +182,10 @@ fn cause(exchange: &dyn Exchange, patience: Duration) -> Option<Failure> {
 mod tests {
     use super::*;
     use crate::Environment;
-    use crate::direct::Gather;
+    use crate::direct::Moves;
     use crate::division::requests_of;
     use crate::meeting::{All, Meeting, Seat};
+    use crate::message::Call;
     use std::io::Write;
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -221,6 +222,14 @@ mod tests {
             Ok(all)
         }
 
+        fn send_to(&self, to: usize, message: Message) -> Result<()> {
+            self.seat.send_to(to, message)
+        }
+
+        fn receive_from(&self, from: usize, call: &Call) -> Result<Message> {
+            self.seat.receive_from(from, call)
+        }
+
         fn fail(&self, failure: Failure) {
             self.seat.fail(failure);
         }
@@ -247,7 +256,7 @@ mod tests {
 
     /// Connects to each address many times: silently, with garbage, and with half a greeting.
     fn strangers(addresses: &[SocketAddr]) {
-        let words: [&[u8]; 3] = [b"", &[0xA5; 4096], b"fp8-dist\x06\0\0\0"];
+        let words: [&[u8]; 3] = [b"", &[0xA5; 4096], b"fp8-dist\x07\0\0\0"];
         let mut held = Vec::new();
         for (word, address) in words.iter().cycle().zip(addresses.iter().cycle()).take(60 * addresses.len()) {
             if let Ok(mut stream) = TcpStream::connect(address) {
@@ -282,9 +291,10 @@ mod tests {
     fn gather(mesh: &Mesh, exchange: &dyn Exchange) -> Result<Vec<u8>> {
         let (rank, ranks) = (exchange.rank(), exchange.world_size());
         let mut out = vec![0; ranks];
-        out[rank] = rank as u8 + 1;
+        let own = [rank as u8 + 1];
+        out[rank] = own[0];
         let places = (0..ranks).map(|rank| rank..rank + 1).collect();
-        mesh.run(exchange, "all_gather `x`", &mut Gather::new(rank, &mut out, places))?;
+        mesh.run(exchange, "all_gather `x`", &mut Moves::new(&own, &mut out, vec![0..1; ranks], places))?;
         Ok(out)
     }
 

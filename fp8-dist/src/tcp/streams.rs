@@ -164,7 +164,7 @@ fn send(stream: &mut TcpStream, job: &dyn Job, peer: usize, sent: &mut usize) ->
 mod tests {
     use super::*;
     use crate::ReduceOp;
-    use crate::direct::{Gather, Reduce};
+    use crate::direct::{Moves, Reduce};
     use std::net::{self, TcpListener};
     use std::thread;
     use std::time::Instant;
@@ -241,7 +241,7 @@ mod tests {
             far
         });
         let mut out = [0; 1000];
-        let mut job = Gather::new(0, &mut out, vec![0..0, 0..1000]);
+        let mut job = Moves::new(&[], &mut out, vec![0..0; 2], vec![0..0, 0..1000]);
         let failure = || Some(Failure::Left { ranks: vec![1] });
         streams.run(&mut job, Until::after(Duration::from_secs(20)), &failure).unwrap();
         assert_eq!(out, [7; 1000]);

@@ -85,6 +85,9 @@ impl<'a> Head<'a> {
             7 => Operation::AgreeOnState,
             8 => Operation::Split,
             9 => Operation::Connect,
+            10 => Operation::AllToAll,
+            11 => Operation::Send { to: argument },
+            12 => Operation::Receive { from: argument },
             _ => return Err(invalid(format!("collective {tag}"))),
         };
         Ok(Call { operation, what: self.text()? })

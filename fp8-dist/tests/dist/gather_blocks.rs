@@ -17,7 +17,7 @@ fn f32_scales(blocks: Blocks) -> BlockRule {
     BlockRule::F32(BlockScaling::new(blocks))
 }
 
-fn rules() -> [BlockRule; 6] {
+pub(crate) fn rules() -> [BlockRule; 6] {
     let powers = BlockScaling { power_2_scales: true, ..BlockScaling::new(Blocks::Row) };
     [
         f32_scales(Blocks::Row),
@@ -76,6 +76,18 @@ impl ProcessGroup for Counted {
         self.inner.all_gather(what, x)
     }
 
+    fn all_to_all(&self, what: &str, x: &Tensor, counts: &[usize]) -> fp8_dist::Result<(Tensor, Vec<usize>)> {
+        self.inner.all_to_all(what, x, counts)
+    }
+
+    fn send(&self, what: &str, x: &Tensor, to: usize) -> fp8_dist::Result<()> {
+        self.inner.send(what, x, to)
+    }
+
+    fn recv(&self, what: &str, x: &mut Tensor, from: usize) -> fp8_dist::Result<()> {
+        self.inner.recv(what, x, from)
+    }
+
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> fp8_dist::Result<Tensor> {
         self.inner.reduce_scatter(what, x, op)
     }
@@ -103,9 +115,9 @@ impl ProcessGroup for Counted {
 }
 
 /// The bytes of each layout: shape, codes and factors.
-type Layouts = [Option<(Vec<usize>, Vec<u8>, Vec<u8>)>; 2];
+pub(crate) type Layouts = [Option<(Vec<usize>, Vec<u8>, Vec<u8>)>; 2];
 
-fn layouts(x: &Fp8Tensor) -> Layouts {
+pub(crate) fn layouts(x: &Fp8Tensor) -> Layouts {
     let factors = |t: &Tensor| match t.dtype() {
         DType::U8 => t.to_vec::<u8>().unwrap(),
         _ => t.to_vec::<f32>().unwrap().into_iter().flat_map(f32::to_le_bytes).collect(),

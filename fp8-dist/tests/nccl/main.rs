@@ -9,6 +9,7 @@ mod failures;
 mod forming;
 mod graphs;
 mod hardware;
+mod moves;
 mod order;
 mod pending;
 #[path = "../dist/ports.rs"]
@@ -17,4 +18,5 @@ mod processes;
 mod rig;
 mod scaling;
 mod steady;
+mod steady_codes;
 mod steady_scopes;

@@ -61,6 +61,56 @@ fn train(
     all
 }
 
+/// A layer that backward runs again gathers its input again, with the scales of the forward pass, which have been updated since.
+#[test]
+fn a_gather_that_is_replayed_asks_no_host_and_is_recorded() {
+    let rig = Rig::new();
+    for seed in SEEDS {
+        rig.control.set("seed", &seed.to_string()).unwrap();
+        ranks(2, |group, device| {
+            let model = Model(SlotName::new("layer", SlotRole::Input));
+            let mut scaling = Scaling::new(&model, device).unwrap();
+            let recipe = Recipe::from(DelayedScaling { amax_history_len: 1, ..Default::default() });
+            let options = AutocastOptions { amax_reduction_group: Some(group.clone()), ..Default::default() };
+            let mut x = shard(&values(4 * 16, 0), &[2, 2], group.rank(), 16, DType::BF16, device);
+            let mut step = |x: &Tensor| {
+                let mut cx = scaling.scope(&recipe, &options).unwrap();
+                let snapshot = cx.snapshot();
+                let gather = |cx: &mut fp8_recipe::Forward<'_>| {
+                    let slot = Slot { columnwise: false, ..cx.slot(&model.0).unwrap() };
+                    quantized_all_gather(&*group, "x", x, &slot)
+                };
+                let first = gather(&mut cx).unwrap();
+                cx.commit().unwrap();
+                let mut backward = scaling.backward().unwrap();
+                let again = gather(&mut backward.replay(&snapshot).unwrap());
+                backward.commit().unwrap();
+                again.map(|again| [first, again])
+            };
+            let mut exchanges = Vec::new();
+            for round in 0..5 {
+                // The scale changes from step to step.
+                let values = shard(&values(4 * 16, round), &[2, 2], group.rank(), 16, DType::BF16, device);
+                let before = group.traffic().exchanges;
+                let [first, again] = step(&values).unwrap();
+                exchanges.push(group.traffic().exchanges - before);
+                assert_eq!(bytes(&again), bytes(&first), "round {round}");
+            }
+            assert!(exchanges[0] > 0 && exchanges[3..] == [0, 0], "{exchanges:?}");
+            let (graph, [first, again]) = device.capture(|| step(&x)).unwrap();
+            for round in 5..8 {
+                let values = shard(&values(4 * 16, round), &[2, 2], group.rank(), 16, DType::BF16, device);
+                x.write(&values.to_vec::<fp8_kernels::bf16>().unwrap(), "x").unwrap();
+                let before = group.traffic().exchanges;
+                graph.replay().unwrap();
+                assert_eq!(bytes(&again), bytes(&first), "round {round}");
+                assert_eq!(group.traffic().exchanges, before);
+            }
+        });
+    }
+    rig.finish();
+}
+
 /// Unset scales are calibrated again from the whole tensor, whatever took them away, and an outlier on the last rank sets
 /// everyone's.
 #[test]

@@ -167,10 +167,17 @@ fn parts_of_fp8_tensors(device: &Device) -> Outcome {
         let turned = x.reshape([3, 5, 16])?;
         same("codes", &turned.codes()?, &codes, 16)?;
         ensure(**turned.shape() == [3, 5, 16], || format!("{}", turned.shape()))?;
+        // With the same last dimension the layouts stay.
+        let folded = x.reshape([5, 1, 48])?;
+        equal("layouts", folded.columnwise().is_some(), x.columnwise().is_some())?;
+        same("codes", &folded.codes()?, &codes, 48)?;
     }
     let rows = Tensor::from_vec(codes.clone(), [5, 48], device)?;
     let factors = Tensor::full(1.0, [5, 1], DType::F32, device)?;
     let rows = Fp8Tensor::from_blocks(rows, [5, 48], Encoding::E4M3, Blocks::Row, factors)?;
+    let folded = rows.reshape([5, 1, 48])?;
+    same("codes", &folded.codes()?, &codes, 48)?;
+    equal("shape and blocks", (folded.shape().len(), folded.blocks()), (3, Some(Blocks::Row)))?;
     let wording = "blocks = row: only tensors with one factor have parts and other shapes";
     refused(rows.split(&[48]), &format!("split: {wording}"))?;
     refused(rows.reshape([48, 5]), &format!("reshape: {wording}"))

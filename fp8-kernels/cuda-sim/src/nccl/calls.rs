@@ -110,6 +110,20 @@ fn reduced(kind: Kind, count: usize, dtype: c_int, op: c_int) -> Outcome<Shape> 
     Ok(shape)
 }
 
+/// One end of a message.
+fn message(
+    driver: &mut Driver,
+    kind: Kind,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    handle: u64,
+) -> Outcome<Shape> {
+    let ranks = driver.communicators.get(handle)?.ranks;
+    let peer = u32::try_from(peer).ok().filter(|&peer| (peer as usize) < ranks);
+    moved(kind, count, dtype, peer.ok_or(Code::NCCL_INVALID_ARGUMENT)?)
+}
+
 /// The `blocking` of a configuration: a null pointer is the default.
 fn read_config(config: Array<Config>) -> Outcome<bool> {
     if config.is_null() {
@@ -247,6 +261,17 @@ entries! {
         let root = u32::try_from(root).ok().filter(|&root| (root as usize) < ranks);
         let root = root.ok_or(Code::NCCL_INVALID_ARGUMENT)?;
         collective(driver, handle, moved(Kind::Broadcast, count, dtype, root)?, [from, to], stream)
+    }
+
+    // The peer must be a rank: ncclInvalidArgument.
+    Nothing fn ncclSend(from: u64, count: usize, dtype: c_int, peer: c_int, handle: u64, stream: u64) |driver| {
+        let shape = message(driver, Kind::Send, count, dtype, peer, handle)?;
+        collective(driver, handle, shape, [from, 0], stream)
+    }
+
+    Nothing fn ncclRecv(to: u64, count: usize, dtype: c_int, peer: c_int, handle: u64, stream: u64) |driver| {
+        let shape = message(driver, Kind::Receive, count, dtype, peer, handle)?;
+        collective(driver, handle, shape, [0, to], stream)
     }
 
     Nothing fn ncclGroupStart() |_| {

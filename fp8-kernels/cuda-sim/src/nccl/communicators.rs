@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::collective::{Collective, Shared};
+use super::collective::{Call, Shared};
 use super::hub::{Hub, ID_BYTES};
 use super::link::Link;
 use crate::code::{Code, Outcome};
@@ -26,10 +26,17 @@ pub(crate) struct Communicator {
     pub(super) link: Link,
     pub(super) shared: Arc<Shared>,
     /// Posted, and not yet in their streams: calls of a communicator that does not block.
-    pub(super) posted: Vec<(u64, Box<Collective>)>,
+    pub(super) posted: Vec<Posted>,
     /// Posted in a group that is still open.
-    pub(super) grouped: Vec<(u64, Box<Collective>)>,
+    pub(super) grouped: Vec<(u64, Call)>,
     pub(super) is_finalized: bool,
+}
+
+/// A call, or those of a group, for a stream.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) stream: u64,
+    pub(super) calls: Vec<Call>,
 }
 
 impl Communicators {
@@ -89,9 +96,17 @@ impl Communicator {
     /// The end of a group, whose calls are launched or forgotten.
     pub(crate) fn end_group(&mut self, is_launched: bool) {
         let grouped = std::mem::take(&mut self.grouped);
-        if is_launched {
-            self.posted.extend(grouped);
+        if !is_launched {
+            return;
         }
+        let mut posted: Vec<Posted> = Vec::new();
+        for (stream, call) in grouped {
+            match posted.iter_mut().find(|posted| posted.stream == stream) {
+                Some(posted) => posted.calls.push(call),
+                None => posted.push(Posted { stream, calls: vec![call] }),
+            }
+        }
+        self.posted.extend(posted);
     }
 
     pub(crate) fn finalize(&mut self) {

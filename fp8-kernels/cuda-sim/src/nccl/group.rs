@@ -20,7 +20,8 @@ thread_local! {
 /// A call failed. NCCL remembers it where a group is open: nothing of that group is launched, and its end fails alike.
 pub(crate) fn heed(name: &str, code: Code) {
     let is_collective =
-        ["ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast"].contains(&name);
+        ["ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast", "ncclSend", "ncclRecv"]
+            .contains(&name);
     if code == Code::NCCL_IN_PROGRESS {
         return;
     }

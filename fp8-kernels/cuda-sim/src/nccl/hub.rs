@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::shape::Shape;
+use super::shape::{Number, Shape};
 use crate::code::Code;
 use crate::report;
 
@@ -34,7 +34,7 @@ pub(crate) struct Hub {
 struct Table {
     /// One entry per rank, once the first has come.
     members: Vec<Option<Member>>,
-    rounds: BTreeMap<u64, Round>,
+    rounds: BTreeMap<Number, Round>,
     /// Why the communicator is of no more use.
     error: Option<Code>,
 }
@@ -50,8 +50,10 @@ struct Member {
 
 #[derive(Debug)]
 struct Round {
+    /// The ranks that come to it. The lists below have a place for each.
+    ranks: Vec<usize>,
     parts: Vec<Option<(Shape, Vec<u8>)>>,
-    /// Once all have come, by rank; taken by each.
+    /// Once all have come; taken by each.
     results: Option<Vec<Option<Vec<u8>>>>,
 }
 
@@ -115,25 +117,27 @@ impl Hub {
     }
 
     /// A rank's part of a round.
-    pub(crate) fn arrive(&self, rank: usize, number: u64, shape: Shape, bytes: Vec<u8>) {
+    pub(crate) fn arrive(&self, rank: usize, number: Number, shape: Shape, bytes: Vec<u8>) {
         self.table.lock().arrive(rank, number, shape, bytes);
     }
 
     /// Takes the result of a complete round for a rank of this process. Each result can be taken once.
-    pub(crate) fn take(&self, rank: usize, number: u64) -> Option<Vec<u8>> {
+    pub(crate) fn take(&self, rank: usize, number: Number) -> Option<Vec<u8>> {
+        let (meeting, place) = number.meeting(rank);
         let mut table = self.table.lock();
-        let results = table.rounds.get_mut(&number)?.results.as_mut()?;
-        let result = results.get_mut(rank)?.take();
+        let results = table.rounds.get_mut(&meeting)?.results.as_mut()?;
+        let result = results.get_mut(place)?.take();
         if results.iter().all(Option::is_none) {
-            table.rounds.remove(&number);
+            table.rounds.remove(&meeting);
         }
         result
     }
 
-    pub(crate) fn has_result(&self, rank: usize, number: u64) -> bool {
+    pub(crate) fn has_result(&self, rank: usize, number: Number) -> bool {
+        let (meeting, place) = number.meeting(rank);
         let table = self.table.lock();
-        let results = table.rounds.get(&number).and_then(|round| round.results.as_ref());
-        results.is_some_and(|results| results.get(rank).is_some_and(Option::is_some))
+        let results = table.rounds.get(&meeting).and_then(|round| round.results.as_ref());
+        results.is_some_and(|results| results.get(place).is_some_and(Option::is_some))
     }
 
     /// `None` while ranks are missing.
@@ -186,12 +190,18 @@ impl Table {
         }
     }
 
-    fn arrive(&mut self, rank: usize, number: u64, shape: Shape, bytes: Vec<u8>) {
-        let ranks = self.members.len();
-        let gone = self.members.iter().flatten().any(|member| member.has_left);
-        let round =
-            self.rounds.entry(number).or_insert_with(|| Round { parts: vec![None; ranks], results: None });
-        if let Some(part) = round.parts.get_mut(rank) {
+    fn arrive(&mut self, rank: usize, number: Number, shape: Shape, bytes: Vec<u8>) {
+        let (meeting, place) = number.meeting(rank);
+        let ranks = meeting.ranks(self.members.len());
+        let has_left =
+            |&rank: &usize| self.members.get(rank).and_then(Option::as_ref).is_some_and(|m| m.has_left);
+        let gone = ranks.iter().any(has_left);
+        let round = self.rounds.entry(meeting).or_insert_with(|| Round {
+            parts: vec![None; ranks.len()],
+            results: None,
+            ranks,
+        });
+        if let Some(part) = round.parts.get_mut(place) {
             *part = Some((shape, bytes));
         }
         if round.parts.iter().any(Option::is_none) {
@@ -201,36 +211,35 @@ impl Table {
             return;
         }
         let all: Vec<(Shape, Vec<u8>)> = round.parts.iter_mut().filter_map(Option::take).collect();
-        let odd = all.iter().position(|(shape, _)| Some(shape) != all.first().map(|(shape, _)| shape));
+        let odd = all.iter().position(|(shape, _)| !shape.is_same_call(all[0].0));
         if let Some(odd) = odd {
             report::print(&format!(
-                "collective {number} of a communicator: {:?} on rank 0 and {:?} on rank {odd}",
-                all[0].0, all[odd].0
+                "call {} of a communicator: {:?} on rank {} and {:?} on rank {}",
+                meeting.0, all[0].0, round.ranks[0], all[odd].0, round.ranks[odd]
             ));
-            round.results = Some(vec![Some(Vec::new()); ranks]);
+            round.results = Some(vec![Some(Vec::new()); all.len()]);
             self.fail(Code::NCCL_INVALID_USAGE);
         } else {
             let parts: Vec<Vec<u8>> = all.into_iter().map(|(_, bytes)| bytes).collect();
             let results = shape.results(&parts);
             round.results = Some(results.into_iter().map(Some).collect());
         }
-        self.send_results(number);
+        self.send_results(meeting);
     }
 
     /// To ranks of other processes.
-    fn send_results(&mut self, number: u64) {
-        let Some(results) = self.rounds.get_mut(&number).and_then(|round| round.results.as_mut()) else {
-            return;
-        };
-        for (member, result) in self.members.iter_mut().zip(results.iter_mut()) {
-            if let Some(stream) = member.as_mut().and_then(|member| member.stream.as_mut())
+    fn send_results(&mut self, meeting: Number) {
+        let Some(Round { ranks, results: Some(results), .. }) = self.rounds.get_mut(&meeting) else { return };
+        for (place, (rank, result)) in ranks.iter().zip(results.iter_mut()).enumerate() {
+            let member = self.members.get_mut(*rank).and_then(Option::as_mut);
+            if let Some(stream) = member.and_then(|member| member.stream.as_mut())
                 && let Some(bytes) = result.take()
             {
-                let _ = send_result(stream, number, &bytes);
+                let _ = send_result(stream, meeting.at(place), &bytes);
             }
         }
         if results.iter().all(Option::is_none) {
-            self.rounds.remove(&number);
+            self.rounds.remove(&meeting);
         }
     }
 
@@ -241,10 +250,10 @@ impl Table {
         }
         member.has_left = true;
         member.stream = None;
-        let waited_for = self
-            .rounds
-            .values()
-            .any(|round| round.results.is_none() && round.parts.get(rank).is_some_and(Option::is_none));
+        let waited_for = self.rounds.values().any(|round| {
+            let mut parts = round.ranks.iter().zip(&round.parts);
+            round.results.is_none() && parts.any(|(&of, part)| of == rank && part.is_none())
+        });
         if abort || waited_for {
             self.fail(Code::NCCL_REMOTE_ERROR);
         }
@@ -311,7 +320,7 @@ fn greet(stream: &mut TcpStream, hub: &Weak<Hub>) -> io::Result<(Hello, TcpStrea
 }
 
 /// A rank's next part, or `None` when it leaves.
-fn hear(stream: &mut TcpStream) -> io::Result<Option<(u64, Shape, Vec<u8>)>> {
+fn hear(stream: &mut TcpStream) -> io::Result<Option<(Number, Shape, Vec<u8>)>> {
     let round = number(stream)?;
     if round == u64::MAX {
         return Ok(None);
@@ -323,7 +332,7 @@ fn hear(stream: &mut TcpStream) -> io::Result<Option<(u64, Shape, Vec<u8>)>> {
     let shape = Shape::from_words(words).ok_or(io::ErrorKind::InvalidData)?;
     let mut bytes = vec![0; usize::try_from(number(stream)?).map_err(io::Error::other)?];
     stream.read_exact(&mut bytes)?;
-    Ok(Some((round, shape, bytes)))
+    Ok(Some((Number(round), shape, bytes)))
 }
 
 /// Introduces a rank to a hub in another process.
@@ -336,8 +345,13 @@ pub(crate) fn send_hello(stream: &mut TcpStream, nonce: u64, hello: &Hello) -> i
 }
 
 /// Sends a rank's part of a round to a hub in another process.
-pub(crate) fn send_part(stream: &mut TcpStream, round: u64, shape: Shape, bytes: &[u8]) -> io::Result<()> {
-    let mut head = round.to_le_bytes().to_vec();
+pub(crate) fn send_part(
+    stream: &mut TcpStream,
+    number: Number,
+    shape: Shape,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let mut head = number.0.to_le_bytes().to_vec();
     shape.words().iter().for_each(|&word| head.extend(u64::from(word).to_le_bytes()));
     head.extend((bytes.len() as u64).to_le_bytes());
     stream.write_all(&head)?;
@@ -352,7 +366,7 @@ pub(crate) fn send_leave(stream: &mut TcpStream) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) enum Told {
     State(i32),
-    Result(u64, Vec<u8>),
+    Result(Number, Vec<u8>),
 }
 
 fn send_state(stream: &mut TcpStream, state: i32) -> io::Result<()> {
@@ -360,8 +374,8 @@ fn send_state(stream: &mut TcpStream, state: i32) -> io::Result<()> {
     stream.write_all(&u64::from(state.unsigned_abs()).to_le_bytes())
 }
 
-fn send_result(stream: &mut TcpStream, round: u64, bytes: &[u8]) -> io::Result<()> {
-    stream.write_all(&round.to_le_bytes())?;
+fn send_result(stream: &mut TcpStream, number: Number, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(&number.0.to_le_bytes())?;
     stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
     stream.write_all(bytes)
 }
@@ -374,7 +388,7 @@ pub(crate) fn receive(stream: &mut TcpStream) -> io::Result<Told> {
     }
     let mut bytes = vec![0; usize::try_from(value).map_err(io::Error::other)?];
     stream.read_exact(&mut bytes)?;
-    Ok(Told::Result(round, bytes))
+    Ok(Told::Result(Number(round), bytes))
 }
 
 fn number(stream: &mut TcpStream) -> io::Result<u64> {

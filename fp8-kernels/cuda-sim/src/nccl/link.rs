@@ -9,7 +9,7 @@ use std::thread;
 use parking_lot::Mutex;
 
 use super::hub::{self, Hello, Hub, Told};
-use super::shape::Shape;
+use super::shape::{Number, Shape};
 use crate::code::Code;
 
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Remote {
 struct State {
     /// `None` while ranks are missing.
     outcome: Option<Result<(), Code>>,
-    results: BTreeMap<u64, Vec<u8>>,
+    results: BTreeMap<Number, Vec<u8>>,
     /// Rounds that this rank has come to and that are not complete.
     waiting: usize,
     /// The process of the hub is gone.
@@ -71,29 +71,29 @@ impl Link {
         }
     }
 
-    pub(crate) fn arrive(&self, round: u64, shape: Shape, bytes: Vec<u8>) {
+    pub(crate) fn arrive(&self, number: Number, shape: Shape, bytes: Vec<u8>) {
         match self {
-            Self::Here(hub, rank) => hub.arrive(*rank, round, shape, bytes),
+            Self::Here(hub, rank) => hub.arrive(*rank, number, shape, bytes),
             Self::There(remote) => {
                 remote.state.lock().waiting += 1;
-                if hub::send_part(&mut remote.out.lock(), round, shape, &bytes).is_err() {
+                if hub::send_part(&mut remote.out.lock(), number, shape, &bytes).is_err() {
                     remote.state.lock().is_lost = true;
                 }
             }
         }
     }
 
-    pub(crate) fn has_result(&self, round: u64) -> bool {
+    pub(crate) fn has_result(&self, number: Number) -> bool {
         match self {
-            Self::Here(hub, rank) => hub.has_result(*rank, round),
-            Self::There(remote) => remote.state.lock().results.contains_key(&round),
+            Self::Here(hub, rank) => hub.has_result(*rank, number),
+            Self::There(remote) => remote.state.lock().results.contains_key(&number),
         }
     }
 
-    pub(crate) fn take(&self, round: u64) -> Option<Vec<u8>> {
+    pub(crate) fn take(&self, number: Number) -> Option<Vec<u8>> {
         match self {
-            Self::Here(hub, rank) => hub.take(*rank, round),
-            Self::There(remote) => remote.state.lock().results.remove(&round),
+            Self::Here(hub, rank) => hub.take(*rank, number),
+            Self::There(remote) => remote.state.lock().results.remove(&number),
         }
     }
 
@@ -117,10 +117,10 @@ impl Remote {
             match hub::receive(stream) {
                 Ok(Told::State(0)) => drop(self.state.lock().outcome.get_or_insert(Ok(()))),
                 Ok(Told::State(code)) => self.state.lock().outcome = Some(Err(Code(code))),
-                Ok(Told::Result(round, bytes)) => {
+                Ok(Told::Result(number, bytes)) => {
                     let mut state = self.state.lock();
                     state.waiting = state.waiting.saturating_sub(1);
-                    state.results.insert(round, bytes);
+                    state.results.insert(number, bytes);
                 }
                 Err(_) => return self.state.lock().is_lost = true,
             }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::collective::Collective;
-use super::communicators::Communicator;
+use super::collective::{Call, Collective};
+use super::communicators::{Communicator, Posted};
 use super::hub::{self, Hello};
 use super::link::Link;
 use super::shape::Shape;
@@ -68,25 +68,20 @@ impl Driver {
             .map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
         let known = self.communicators.get(handle)?;
         let bytes = shape.bytes(known.rank, known.ranks).ok_or(Code::NCCL_INVALID_ARGUMENT)?;
-        let collective = Collective {
-            link: known.link.clone(),
-            round: None,
-            shape,
-            from,
-            to,
-            bytes,
-            has_arrived: false,
-            is_node: false,
-            shared: known.shared.clone(),
-        };
-        let place = if is_in_group { &mut known.grouped } else { &mut known.posted };
-        place.push((stream, Box::new(collective)));
+        let call = Call { shape, from, to, bytes, number: None };
+        match is_in_group {
+            true => known.grouped.push((stream, call)),
+            false => known.posted.push(Posted { stream, calls: vec![call] }),
+        }
         Ok(())
     }
 
     /// Puts what was posted into its streams.
     pub(crate) fn enqueue_posted(&mut self, handle: u64) -> Outcome {
-        for (stream, collective) in std::mem::take(&mut self.communicators.get(handle)?.posted) {
+        let known = self.communicators.get(handle)?;
+        let (link, rank, shared) = (known.link.clone(), known.rank, known.shared.clone());
+        for Posted { stream, calls } in std::mem::take(&mut known.posted) {
+            let collective = Collective::new(link.clone(), rank, calls, shared.clone());
             let stream = self.context()?.queue.find(stream).map_err(|_| Code::NCCL_UNHANDLED_CUDA_ERROR)?;
             // In capture it becomes a node of the graph, and each launch of that a collective.
             let is_node = self.context()?.captures.is_capturing(stream);

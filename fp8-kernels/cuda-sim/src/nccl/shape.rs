@@ -9,7 +9,14 @@ pub(crate) enum Kind {
     AllGather,
     ReduceScatter,
     Broadcast,
+    Send,
+    Receive,
 }
+
+/// The number of a call on its communicator, which all ranks give it alike: a collective, by its order, or a message from one
+/// rank to another, by its order among those, and the end of it that a rank has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Number(pub(crate) u64);
 
 /// A call as all ranks must make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +26,7 @@ pub(crate) struct Shape {
     pub(crate) count: u64,
     /// `ncclDataType_t`.
     pub(crate) dtype: u32,
-    /// `ncclRedOp_t` of a reduction, the root of a broadcast, else 0.
+    /// `ncclRedOp_t` of a reduction, the root of a broadcast, the peer of a message, else 0.
     pub(crate) argument: u32,
 }
 
@@ -72,6 +79,54 @@ fn put(out: &mut Vec<u8>, dtype: u32, value: f32) {
     }
 }
 
+/// Marks the numbers of messages. In them follow the sender and the receiver (12 bits each), the order, and the end.
+const MESSAGE: u64 = 1 << 63;
+const FROM: u32 = 51;
+const TO: u32 = 39;
+const MOST_RANKS: u64 = 1 << 12;
+
+impl Number {
+    /// The number of the first message as a rank calls for it; `None` for a collective.
+    pub(crate) fn of_message(rank: usize, shape: Shape) -> Option<Self> {
+        let (rank, peer) = (rank as u64 % MOST_RANKS, u64::from(shape.argument) % MOST_RANKS);
+        let of = |from: u64, to: u64, end: u64| Some(Self(MESSAGE | from << FROM | to << TO | end));
+        match shape.kind {
+            Kind::Send => of(rank, peer, 0),
+            Kind::Receive => of(peer, rank, 1),
+            _ => None,
+        }
+    }
+
+    /// The number of a message `count` behind this one.
+    pub(crate) const fn after(self, count: u64) -> Self {
+        Self(self.0 + (count << 1))
+    }
+
+    /// Returns the ranks that come to a call, of so many on the communicator: sender and receiver of a message.
+    pub(crate) fn ranks(self, ranks: usize) -> Vec<usize> {
+        match self.0 & MESSAGE {
+            0 => (0..ranks).collect(),
+            _ => [FROM, TO].map(|bit| (self.0 >> bit) as usize % MOST_RANKS as usize).to_vec(),
+        }
+    }
+
+    /// Returns the number by which the ranks of a call meet, and the place of this one among them. `rank` comes to it.
+    pub(crate) const fn meeting(self, rank: usize) -> (Self, usize) {
+        match self.0 & MESSAGE {
+            0 => (self, rank),
+            _ => (Self(self.0 & !1), (self.0 & 1) as usize),
+        }
+    }
+
+    /// Returns the number that the rank at a place gives the call by whose number it meets others.
+    pub(crate) const fn at(self, place: usize) -> Self {
+        match self.0 & MESSAGE {
+            0 => self,
+            _ => Self(self.0 | place as u64),
+        }
+    }
+}
+
 impl Shape {
     pub(crate) const WORDS: usize = 5;
 
@@ -80,9 +135,16 @@ impl Shape {
     }
 
     pub(crate) fn from_words([kind, low, high, dtype, argument]: [u32; Self::WORDS]) -> Option<Self> {
-        let kind = [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Broadcast]
-            .into_iter()
-            .find(|&known| known as u32 == kind)?;
+        let kind = [
+            Kind::AllReduce,
+            Kind::AllGather,
+            Kind::ReduceScatter,
+            Kind::Broadcast,
+            Kind::Send,
+            Kind::Receive,
+        ]
+        .into_iter()
+        .find(|&known| known as u32 == kind)?;
         size(dtype)?;
         Some(Self { kind, count: u64::from(low) | u64::from(high) << 32, dtype, argument })
     }
@@ -96,8 +158,19 @@ impl Shape {
             Kind::AllGather => (one, all),
             Kind::ReduceScatter => (all, one),
             Kind::Broadcast if self.argument as usize == rank => (one, one),
-            Kind::Broadcast => (0, one),
+            Kind::Broadcast | Kind::Receive => (0, one),
+            Kind::Send => (one, 0),
         })
+    }
+
+    /// Whether two ranks have made one call.
+    pub(crate) fn is_same_call(self, other: Self) -> bool {
+        let is_message = |shape: Self| matches!(shape.kind, Kind::Send | Kind::Receive);
+        match [self, other].map(is_message) {
+            // The ends of a message differ in kind and peer.
+            [true, true] => (self.count, self.dtype) == (other.count, other.dtype),
+            _ => self == other,
+        }
     }
 
     /// Returns the result of each rank, from the bytes of all ranks.
@@ -109,6 +182,9 @@ impl Shape {
                 vec![parts.get(self.argument as usize).cloned().unwrap_or_default(); ranks]
             }
             Kind::AllReduce => vec![self.reduced(parts); ranks],
+            Kind::Send | Kind::Receive => {
+                vec![Vec::new(), parts.first().cloned().unwrap_or_default()]
+            }
             Kind::ReduceScatter => {
                 let all = self.reduced(parts);
                 let one = all.len() / ranks.max(1);
@@ -172,10 +248,27 @@ mod tests {
     }
 
     #[test]
+    fn both_ends_of_a_message_meet() {
+        let shape = |kind, argument| Shape { kind, count: 3, dtype: FLOAT32, argument };
+        let (send, receive) = (shape(Kind::Send, 9), shape(Kind::Receive, 2));
+        assert!(send.is_same_call(receive) && !send.is_same_call(shape(Kind::Broadcast, 9)));
+        let third = |rank, shape| Number::of_message(rank, shape).unwrap().after(2);
+        let (sent, received) = (third(2, send), third(9, receive));
+        let (meeting, place) = sent.meeting(2);
+        assert_eq!((place, received.meeting(9)), (0, (meeting, 1)));
+        assert_eq!((meeting.ranks(12), meeting.at(0), meeting.at(1)), (vec![2, 9], sent, received));
+        assert_ne!(meeting, third(9, shape(Kind::Send, 2)).meeting(9).0);
+        // A rank's message to itself.
+        assert_eq!(third(2, shape(Kind::Send, 2)).meeting(2).0, third(2, receive).meeting(2).0);
+        assert_eq!(send.results(&[vec![1, 2], vec![]]), [vec![], vec![1, 2]]);
+        assert_eq!(Number(7).ranks(3), [0, 1, 2]);
+    }
+
+    #[test]
     fn shapes_survive_their_words() {
         let shape = Shape { kind: Kind::Broadcast, count: 5 << 33 | 7, dtype: 9, argument: 3 };
         assert_eq!(Shape::from_words(shape.words()), Some(shape));
-        assert_eq!(Shape::from_words([4, 0, 0, 0, 0]), None);
+        assert_eq!(Shape::from_words([6, 0, 0, 0, 0]), None);
         assert_eq!(shape.bytes(3, 4), shape.count.checked_mul(2).map(|n| (n as usize, n as usize)));
         assert_eq!(shape.bytes(2, 4).map(|(read, _)| read), Some(0));
     }

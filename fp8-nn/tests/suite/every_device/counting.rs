@@ -73,6 +73,18 @@ impl ProcessGroup for Counting {
         self.group.all_gather(what, x)
     }
 
+    fn all_to_all(&self, what: &str, x: &Tensor, counts: &[usize]) -> fp8_dist::Result<(Tensor, Vec<usize>)> {
+        self.group.all_to_all(what, x, counts)
+    }
+
+    fn send(&self, what: &str, x: &Tensor, to: usize) -> fp8_dist::Result<()> {
+        self.group.send(what, x, to)
+    }
+
+    fn recv(&self, what: &str, x: &mut Tensor, from: usize) -> fp8_dist::Result<()> {
+        self.group.recv(what, x, from)
+    }
+
     fn reduce_scatter(&self, what: &str, x: &Tensor, op: ReduceOp) -> fp8_dist::Result<Tensor> {
         self.group.reduce_scatter(what, x, op)
     }

@@ -4,6 +4,7 @@
 //! the tensor or arena it belongs to is dropped, and may drop it while the work is queued: memory is reused in stream
 //! order. Work on another stream has to be ordered with this one, before and behind ([`SideQueue`]).
 
+use super::known::History;
 use super::loader;
 use crate::{Arena, Cell, DType, Device, Error, Result, Shape, Tensor};
 use cudarc::driver::{CudaStream, result, sys};
@@ -43,9 +44,10 @@ pub fn cell_address(cell: &Cell) -> Result<u64> {
 }
 
 /// Records that the host has read a committed scale, finite and greater than 0, in a cell on a GPU. Kernels replace such a
-/// scale by another one only, so it holds until the host writes something else into the cell.
+/// scale by another one only, so it holds until the host writes something else into the cell. It holds for copies of the cell that
+/// are made meanwhile, too ([`Arena::copy_scales`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Committed((u64, usize, u32));
+pub struct Committed(History);
 
 impl Committed {
     /// Creates the record for `cell`. The caller must have just read a scale in it, with no work queued on it since.
@@ -55,13 +57,13 @@ impl Committed {
     pub fn new(cell: &Cell) -> Result<Self> {
         cell.cuda("committed")?;
         let history = cell.known_to_host().map(|(known, index)| {
-            known.was_read(index);
+            known.confirm(index);
             known.history(index)
         });
         Ok(Self(history.unwrap_or_default()))
     }
 
-    /// Returns true for the same cell as long as it has a committed scale for all work queued from now on. Asks nothing of the
+    /// Returns true for the same cell, or a copy of it, as long as it has a committed scale for all work queued from now on. Asks nothing of the
     /// device.
     pub fn holds(&self, cell: &Cell) -> bool {
         cell.known_to_host().is_some_and(|(known, index)| known.history(index) == self.0)

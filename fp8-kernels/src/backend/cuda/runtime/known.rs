@@ -26,8 +26,15 @@ struct State {
     set: Vec<bool>,
     /// For each cell, how often the host has written a value that is not a confirmed scale.
     losses: Vec<u32>,
+    /// For each cell, whether [`confirm`](Known::confirm) has said since that it holds a confirmed scale.
+    confirmed: Vec<bool>,
+    /// For each cell of a copy, the history of the confirmed cell that it is a copy of, until the host writes into the copy.
+    origins: Vec<Option<History>>,
     readback: Option<Readback>,
 }
+
+/// A cell, and what the host has done to it: see [`Known::history`].
+pub(crate) type History = (u64, usize, u32);
 
 /// Pinned memory for the block, and the event recorded after the copy into it.
 struct Readback {
@@ -44,13 +51,14 @@ unsafe impl Send for Readback {}
 impl Known {
     /// Describes a new block of `len` cells of one value.
     pub(crate) fn new(context: &Arc<Context>, len: usize, value: f32) -> Result<Self> {
-        Self::of(context, host::filled("cells", value > 0.0, len)?)
+        Self::of(context, host::filled("cells", value > 0.0, len)?, host::filled("cells", None, len)?)
     }
 
-    fn of(context: &Arc<Context>, set: Vec<bool>) -> Result<Self> {
+    fn of(context: &Arc<Context>, set: Vec<bool>, origins: Vec<Option<History>>) -> Result<Self> {
         static BLOCKS: AtomicU64 = AtomicU64::new(0);
         let losses = host::filled("cells", 0, set.len())?;
-        let state = Mutex::new(State { set, losses, readback: None });
+        let confirmed = host::collect("cells", origins.iter().map(Option::is_some))?;
+        let state = Mutex::new(State { set, losses, confirmed, origins, readback: None });
         Ok(Self { context: Arc::clone(context), block: BLOCKS.fetch_add(1, Relaxed), state })
     }
 
@@ -58,7 +66,10 @@ impl Known {
     pub(crate) fn of_copy(&self) -> Result<Self> {
         let mut state = self.state.lock();
         state.receive();
-        Self::of(&self.context, host::copied("cells", &state.set)?)
+        let origin =
+            |index| state.confirmed.get(index).is_some_and(|&is| is).then(|| self.history_in(&state, index));
+        let origins = host::collect("cells", (0..state.set.len()).map(origin))?;
+        Self::of(&self.context, host::copied("cells", &state.set)?, origins)
     }
 
     /// Returns whether the cell contains a scale above 0, both now and when work queued from now on runs.
@@ -77,10 +88,27 @@ impl Known {
         }
     }
 
+    /// Notes that all ranks have found a confirmed scale in this cell. Copies of it from now on have its history.
+    pub(crate) fn confirm(&self, index: usize) {
+        let mut state = self.state.lock();
+        let State { set, confirmed, .. } = &mut *state;
+        for known in [set, confirmed] {
+            if let Some(known) = known.get_mut(index) {
+                *known = true;
+            }
+        }
+    }
+
     /// Returns a value that identifies the cell and changes when the host writes a value into it that is not a confirmed
-    /// scale. Work on the device does not change it, so it changes alike on ranks whose hosts make the same calls.
-    pub(crate) fn history(&self, index: usize) -> (u64, usize, u32) {
-        (self.block, index, self.state.lock().losses.get(index).copied().unwrap_or_default())
+    /// scale. Work on the device does not change it, so it changes alike on ranks whose hosts make the same calls. The copy of a
+    /// [confirmed](Self::confirm) cell has the cell's: it holds a confirmed scale, too.
+    pub(crate) fn history(&self, index: usize) -> History {
+        self.history_in(&self.state.lock(), index)
+    }
+
+    fn history_in(&self, state: &State, index: usize) -> History {
+        let own = || (self.block, index, state.losses.get(index).copied().unwrap_or_default());
+        state.origins.get(index).copied().flatten().unwrap_or_else(own)
     }
 
     /// Notes that the host writes these cells, `value(0)` into the first.
@@ -89,13 +117,20 @@ impl Known {
         if let Some(readback) = &mut state.readback {
             readback.is_stale = readback.is_in_flight;
         }
-        let State { set, losses, .. } = &mut *state;
-        let cells = set.get_mut(range.clone()).unwrap_or_default();
-        let losses = losses.get_mut(range).unwrap_or_default();
-        for (i, (set, losses)) in cells.iter_mut().zip(losses).enumerate() {
-            *set = value(i) > 0.0;
-            if !(value(i).is_finite() && value(i) > 0.0) {
+        let State { set, losses, confirmed, origins, .. } = &mut *state;
+        for (i, index) in range.enumerate() {
+            let is_confirmed = value(i).is_finite() && value(i) > 0.0;
+            if let Some(set) = set.get_mut(index) {
+                *set = value(i) > 0.0;
+            }
+            if let Some(origin) = origins.get_mut(index) {
+                *origin = None; // a copy no more
+            }
+            if let (false, Some(losses), Some(confirmed)) =
+                (is_confirmed, losses.get_mut(index), confirmed.get_mut(index))
+            {
                 *losses = losses.wrapping_add(1);
+                *confirmed = false;
             }
         }
     }
