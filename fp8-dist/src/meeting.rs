@@ -43,6 +43,8 @@ struct Table {
     /// Whether tensors move from rank to rank after the last exchange. Ranks that still wait for them know better than this table which
     /// rank is late.
     has_direct: bool,
+    /// Whether single ranks send each other messages. Those that wait for one know better, too.
+    has_mail: bool,
 }
 
 /// The record of the news that a remote rank has been sent.
@@ -133,6 +135,7 @@ impl Meeting {
             failure: None,
             calls: Calls::new(world_size),
             has_direct: false,
+            has_mail: false,
         };
         Arc::new(Self { id: id.to_owned(), table: Mutex::new(table), changed: Condvar::new(), deadline })
     }
@@ -176,6 +179,7 @@ impl Meeting {
         if let Some(failure) = table.failure.clone() {
             return Err(failure);
         }
+        table.has_mail = true;
         match table.mail.get_mut(to).filter(|_| to != from) {
             Some(mail) => mail.push_back((from, message)),
             None => return Ok(false),
@@ -272,7 +276,7 @@ impl Meeting {
             self.changed.wait(table);
             return;
         }
-        let patience = match table.has_direct {
+        let patience = match table.has_direct || table.has_mail {
             true => self.deadline.saturating_add(grace(self.deadline) / 2),
             false => self.deadline,
         };

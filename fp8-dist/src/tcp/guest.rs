@@ -292,8 +292,9 @@ impl Exchange for Guest {
                     true => Failure::Left { ranks: vec![from] },
                     false => Failure::Deadline { missing: vec![from], waited: self.deadline },
                 };
-                self.fail(failure.clone());
-                self.failure().unwrap_or(failure)
+                self.fail(failure);
+                // Messages come by way of rank 0, which answers unless it is the late one itself.
+                self.failure().unwrap_or(Failure::Deadline { missing: vec![0], waited: self.deadline })
             }
         };
         Err(Error::Failed { call: call.to_string(), failure })

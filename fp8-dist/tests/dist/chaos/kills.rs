@@ -1,7 +1,7 @@
 //! Processes that are killed, or stopped, while their group forms or works.
 
 use super::{Draw, attack, exchange, joining};
-use crate::{child, environments, f32s};
+use crate::{Group, child, environments, f32s};
 use fp8_dist::{Environment, ReduceOp, tcp};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command};
@@ -13,7 +13,35 @@ const DEADLINE: Duration = Duration::from_secs(3);
 /// Longer than a rank that keeps its deadlines can take from its start to its end, whatever happens to others.
 const HANG: Duration = Duration::from_secs(30);
 
-/// Sums until something fails, and says what, and how long the call took.
+/// A call of each kind in turn: sums, exchanges of rows and messages around the ranks, small ones and large ones.
+fn call(group: &Group, number: usize) -> fp8_dist::Result<()> {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    // Those that pass through rank 0, and those that go directly.
+    let len = [5000, 300_000][number / 3 % 2];
+    match number % 3 {
+        0 => {
+            let sum = group.all_reduce("x", &f32s(&vec![1.0; len], &[len]), ReduceOp::Sum)?;
+            assert_eq!(sum.as_slice::<f32>().unwrap()[17], ranks as f32);
+        }
+        1 => {
+            let rows = vec![len / 100 / ranks; ranks];
+            let all = rows[0] * ranks;
+            let x = f32s(&vec![rank as f32; all * 100], &[all, 100]);
+            let (found, _) = group.all_to_all("x", &x, &rows)?;
+            assert_eq!(found.as_slice::<f32>().unwrap()[all * 100 - 1], (ranks - 1) as f32);
+        }
+        _ => {
+            let mut x = f32s(&vec![rank as f32; len], &[len]);
+            group.send("x", &x, (rank + 1) % ranks)?;
+            let from = (rank + ranks - 1) % ranks;
+            group.recv("x", &mut x, from)?;
+            assert_eq!(x.as_slice::<f32>().unwrap()[17], from as f32);
+        }
+    }
+    Ok(())
+}
+
+/// Calls until something fails, and says what, and how long the call took.
 #[test]
 fn a_worker() {
     if !child::is_child() {
@@ -30,13 +58,10 @@ fn a_worker() {
     };
     child::answer("joined");
     let mut draw = Draw(environment.rank as u64);
-    // Those that pass through rank 0, and those that go directly.
-    let [small, large] = [5000, 300_000].map(|len| f32s(&vec![1.0; len], &[len]));
-    for x in [&small, &large].into_iter().cycle() {
+    for number in 0.. {
         let started = Instant::now();
-        match group.all_reduce("x", x, ReduceOp::Sum) {
-            Ok(sum) => assert_eq!(sum.as_slice::<f32>().unwrap()[17], environment.world_size as f32),
-            Err(error) => return fail("exchange", started, &error),
+        if let Err(error) = call(&group, number) {
+            return fail("exchange", started, &error);
         }
         // Between the collectives.
         thread::sleep(draw.ms(8));
