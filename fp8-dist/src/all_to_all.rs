@@ -31,8 +31,10 @@ pub(crate) fn message(what: &str, x: &Tensor, counts: &[usize]) -> Result<Messag
     let data = Tensor::from_vec(numbers, shape, &Device::cpu())?;
     let part = Part { dtype: DType::U8, shape: shape.into(), data: Some(data) };
     // Dtypes and row shapes are compared by name: the part is about something else.
-    let row = x.shape().get(1..).unwrap_or_default();
-    let names = vec![format!("{row:?} of {} in each row", x.dtype()).into()];
+    let names = match x.shape().get(1..) {
+        Some(row) => vec![format!("{row:?} of {} in each row", x.dtype()).into()],
+        None => vec![format!("a scalar of {}", x.dtype()).into()],
+    };
     Ok(Message { names, ..Message::new(Operation::AllToAll, what).with(part) })
 }
 
@@ -54,16 +56,17 @@ impl Plan {
             }
             counts.push(told);
         }
-        let too_many = || shape_error("the rows of all ranks together exceed usize");
+        let too_many = || shape_error("the rows of all ranks together exceed memory");
         // First, since all ranks find this alike.
-        let rows_of_all = sum(&counts.concat()).ok_or_else(too_many)?;
+        let row = x.shape().iter().skip(1).fold(1, |row: usize, &extent| row.saturating_mul(extent));
+        let bytes = |rows: usize| rows.checked_mul(row)?.checked_mul(x.dtype().size());
+        let rows_of_all = sum(&counts.concat()).filter(|&rows| bytes(rows).is_some()).ok_or_else(too_many)?;
         let sent = places(counts.get(rank).map_or(&[][..], Vec::as_slice)).ok_or_else(too_many)?;
         let taken =
             counts.iter().map(|counts| places(counts)?.get(rank).cloned()).collect::<Option<Vec<_>>>();
         let taken = taken.ok_or_else(too_many)?;
         let received = places(&taken.iter().map(Range::len).collect::<Vec<_>>()).ok_or_else(too_many)?;
         let mut dims = x.shape().to_vec();
-        let row = dims.iter().skip(1).fold(1, |row: usize, &extent| row.saturating_mul(extent));
         if let Some(rows) = dims.first_mut() {
             *rows = received.last().map_or(0, |last| last.end);
         }

@@ -87,6 +87,8 @@ pub fn quantized_all_gather(
 /// - with scales for 1 × 128 elements or MX blocks, it is gathered as well;
 /// - with a scale for each row of the copy, it cannot be gathered.
 ///
+/// Scales must be finite and greater than 0. Shards with blocks have two dimensions or more.
+///
 /// Blocks must not lie in two shards: with a scale for each 128 × 128 elements, and with a columnwise copy in blocks, each shard but
 /// the last needs a multiple of 128 rows (MX blocks: 32).
 ///

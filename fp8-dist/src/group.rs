@@ -145,9 +145,13 @@ pub trait ProcessGroup: AmaxGroup {
     /// Sends `x`, of any dtype, to rank `to`, which calls [`recv`](Self::recv) for it. Only these two ranks take part. Tensors from one
     /// rank to another arrive in the order in which they were sent.
     ///
-    /// Between CPUs this returns when `x` has been read, which is before it is received; it travels by way of rank 0. On GPUs, this
-    /// device's work that is queued later waits until the other device receives: two GPUs that both send to each other before they
-    /// receive wait for each other until the deadline. Let one of them receive first, or use [`all_to_all`](Self::all_to_all).
+    /// Between CPUs this returns when `x` has been read, which is before it is received, and it is stored until then. Between processes
+    /// it travels by way of rank 0, which must not leave before it has arrived, and has the group's deadline for each part of the way,
+    /// together with what is sent behind it.
+    ///
+    /// On GPUs, this device's work that is queued later waits until the other device receives: two GPUs that both send to each other
+    /// before they receive wait for each other until the deadline. Let one of them receive first, or use
+    /// [`all_to_all`](Self::all_to_all).
     ///
     /// ```
     /// use fp8_dist::local;
@@ -171,14 +175,16 @@ pub trait ProcessGroup: AmaxGroup {
     /// ```
     ///
     /// # Errors
-    /// `to` is not another rank; any failure of the group.
+    /// `to` is not another rank, or has left, which ends the group; any failure of the group.
     fn send(&self, what: &str, x: &Tensor, to: usize) -> Result<()>;
 
     /// Stores the next tensor that rank `from` [sends](Self::send) to this rank in `x`, whose storage must not be shared.
     ///
     /// # Errors
     /// `from` is not another rank; another name, dtype or shape than that rank has sent, which ends the group; shared storage, which
-    /// ends it too; nothing was sent within the deadline, or before that rank left; any failure of the group.
+    /// ends it too; nothing was sent within the deadline, or before that rank left; any failure of the group. On GPUs, the hosts
+    /// compare the first message of a name, dtype and shape. Later ones are compared by the receiving device: the next call that waits
+    /// for it returns the error, and the group goes on.
     fn recv(&self, what: &str, x: &mut Tensor, from: usize) -> Result<()>;
 
     /// Concatenates the shards of all ranks along dimension 0, in rank order, and returns the result on every rank. The dtype is
@@ -196,7 +202,8 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Another shape or dtype of `out`; those of [`all_gather`](Self::all_gather); shared storage, which ends the group.
     fn all_gather_into(&self, what: &str, x: &Tensor, out: &mut Tensor) -> Result<()> {
-        output::store(&self.all_gather(what, x)?, out, || format!("all_gather `{what}`"), what)
+        let call = || format!("all_gather `{what}`");
+        output::store(out, what, call, |_| self.all_gather(what, x), |why| self.poison(why))
     }
 
     /// Combines `x` of all ranks elementwise, cuts the result into `world_size` equal parts along dimension 0 and returns part r on
@@ -214,12 +221,8 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Another shape or dtype of `out`; those of [`reduce_scatter`](Self::reduce_scatter); shared storage, which ends the group.
     fn reduce_scatter_into(&self, what: &str, x: &Tensor, op: ReduceOp, out: &mut Tensor) -> Result<()> {
-        output::store(
-            &self.reduce_scatter(what, x, op)?,
-            out,
-            || format!("reduce_scatter({op}) `{what}`"),
-            what,
-        )
+        let call = || format!("reduce_scatter({op}) `{what}`");
+        output::store(out, what, call, |_| self.reduce_scatter(what, x, op), |why| self.poison(why))
     }
 
     /// Returns the `x` of rank `root` on every rank. The dtype is any. The other ranks pass a tensor of the same dtype and shape,
@@ -236,12 +239,8 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Those of [`broadcast`](Self::broadcast); shared storage, which ends the group.
     fn broadcast_in_place(&self, what: &str, x: &mut Tensor, root: usize) -> Result<()> {
-        output::store(
-            &self.broadcast(what, x, root)?,
-            x,
-            || format!("broadcast(from rank {root}) `{what}`"),
-            what,
-        )
+        let call = || format!("broadcast(from rank {root}) `{what}`");
+        output::store(x, what, call, |x| self.broadcast(what, x, root), |why| self.poison(why))
     }
 
     /// The backend's part of [`quantized_all_gather`](crate::quantized_all_gather()). Call that function instead: it also tells the

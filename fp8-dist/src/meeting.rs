@@ -15,6 +15,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The most messages that wait for a rank: no program has so many on their way.
+const MOST_MAIL: usize = 1 << 16;
+
 /// The messages of all ranks, in rank order.
 pub(crate) type All = Arc<Vec<Message>>;
 
@@ -38,6 +41,8 @@ struct Table {
     links: Vec<Option<Link>>,
     /// The messages that single ranks have sent to each rank, in the order of their arrival, and the sender of each.
     mail: Vec<VecDeque<(usize, Message)>>,
+    /// The rank for whose message each rank of this process waits.
+    awaits: Vec<Option<usize>>,
     failure: Option<Failure>,
     calls: Calls,
     /// Whether tensors move from rank to rank after the last exchange. Ranks that still wait for them know better than this table which
@@ -106,6 +111,13 @@ impl Table {
         }
     }
 
+    /// Returns the rank that `from` waits for, or the one that that one waits for, and so on: as far as is known here.
+    fn late(&self, from: usize) -> usize {
+        let next = |rank: &usize| self.awaits.get(*rank).copied().flatten();
+        let chain = std::iter::successors(Some(from), next).take(self.awaits.len());
+        chain.last().unwrap_or(from)
+    }
+
     /// Returns true if something remains to be sent to a remote rank.
     fn owes(&self, rank: usize) -> bool {
         self.links[rank].is_some_and(|link| {
@@ -132,6 +144,7 @@ impl Meeting {
             left: vec![false; world_size],
             links: (0..world_size).map(|rank| remote(rank).then(Link::default)).collect(),
             mail: (0..world_size).map(|_| VecDeque::new()).collect(),
+            awaits: vec![None; world_size],
             failure: None,
             calls: Calls::new(world_size),
             has_direct: false,
@@ -179,13 +192,26 @@ impl Meeting {
         if let Some(failure) = table.failure.clone() {
             return Err(failure);
         }
-        table.has_mail = true;
-        match table.mail.get_mut(to).filter(|_| to != from) {
-            Some(mail) => mail.push_back((from, message)),
-            None => return Ok(false),
-        }
+        let is_there = table.left.get(to).map(|left| !left);
+        let failure = match (table.mail.get_mut(to).filter(|_| to != from), is_there) {
+            (None, _) | (_, None) => return Ok(false),
+            (Some(mail), Some(true)) if mail.len() < MOST_MAIL => {
+                mail.push_back((from, message));
+                table.has_mail = true;
+                self.changed.notify_all();
+                return Ok(true);
+            }
+            (_, Some(false)) => Failure::Left { ranks: vec![to] },
+            _ => {
+                let reason = format!("it has sent {MOST_MAIL} tensors that rank {to} has not received");
+                Failure::Lost { rank: from, reason }
+            }
+        };
+        let first = table.fail(failure.clone());
         self.changed.notify_all();
-        Ok(true)
+        drop(table);
+        self.report(first);
+        Err(failure)
     }
 
     /// Waits for the next message that `from` has for a rank of this process.
@@ -194,13 +220,20 @@ impl Meeting {
         let mut table = self.table.lock();
         loop {
             let mail = table.mail.get_mut(rank);
-            if let Some(message) = mail.and_then(|mail| take_from(mail, from)) {
+            let message = mail.and_then(|mail| take_from(mail, from));
+            let is_over = message.is_some() || table.failure.is_some();
+            if let Some(awaits) = table.awaits.get_mut(rank) {
+                *awaits = (!is_over).then_some(from);
+            }
+            if let Some(message) = message {
                 return Ok(message);
             }
             let failure = match table.failure.clone() {
                 Some(failure) => return Err(failure),
                 None if table.left.get(from) == Some(&true) => Failure::Left { ranks: vec![from] },
-                None if until.is_past() => Failure::Deadline { missing: vec![from], waited: self.deadline },
+                None if until.is_past() => {
+                    Failure::Deadline { missing: vec![table.late(from)], waited: self.deadline }
+                }
                 None => {
                     match until.instant() {
                         Some(until) => drop(self.changed.wait_until(&mut table, until)),
@@ -255,7 +288,10 @@ impl Meeting {
 
     /// Records that the connection to a rank is closed.
     pub(crate) fn unlink(&self, rank: usize) {
-        self.table.lock().links[rank] = None;
+        let mut table = self.table.lock();
+        table.links[rank] = None;
+        table.mail[rank].clear();
+        drop(table);
         self.changed.notify_all();
     }
 
@@ -329,7 +365,10 @@ impl Meeting {
 
     /// Records that a rank will bring no more messages.
     pub(crate) fn leave(&self, rank: usize) {
-        self.table.lock().left[rank] = true;
+        let mut table = self.table.lock();
+        table.left[rank] = true;
+        table.mail[rank].clear();
+        drop(table);
         self.changed.notify_all();
     }
 }
@@ -386,8 +425,11 @@ impl Exchange for Seat {
 
     fn send_to(&self, to: usize, message: Message) -> Result<()> {
         let call = message.call.to_string();
+        if let Some(failure) = self.failure() {
+            return Err(Error::Poisoned { call, failure });
+        }
         match self.meeting.post(self.rank, to, message) {
-            Err(failure) => Err(Error::Poisoned { call, failure }),
+            Err(failure) => Err(Error::Failed { call, failure }),
             Ok(_) => Ok(()),
         }
     }

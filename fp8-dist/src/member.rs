@@ -8,12 +8,13 @@ mod moves;
 pub(crate) mod results;
 mod worker;
 
-use self::core::{Core, expect_own};
+use self::core::Core;
 use crate::division::{self, Division, End};
 use crate::group::next_handle_number;
 use crate::message::{Call, Message, Operation, Part, call_of};
+use crate::output::{self, expect_own};
 use crate::pending::PANICKED;
-use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host, output};
+use crate::{Error, Pending, ProcessGroup, ReduceOp, Result, StateDigest, Traffic, agreement, host};
 use fp8_kernels::{Arena, Device, Tensor};
 use fp8_recipe::AmaxGroup;
 use results::{data, reduced};

@@ -152,6 +152,11 @@ impl Message {
 }
 
 impl Message {
+    /// Returns whether one rank may send it to another.
+    pub(crate) fn is_mail(&self) -> bool {
+        matches!(self.call.operation, Operation::Send { .. }) && self.names.is_empty() && self.part.is_some()
+    }
+
     /// Returns how a message that rank `from` has sent to rank `to` differs from the one that rank `to` expects.
     pub(crate) fn difference_in_mail(&self, from: usize, expected: &Self, to: usize) -> Option<Failure> {
         let [sent, awaited] = [self, expected];

@@ -17,8 +17,28 @@ pub(crate) fn expect(out: &Tensor, shape: Shape, dtype: DType, call: impl Fn() -
     Err(Error::Output { call: call(), expected, found })
 }
 
-/// Copies a result to `out`. `name` is that of `out` in errors.
-pub(crate) fn store(result: &Tensor, out: &mut Tensor, call: impl Fn() -> String, name: &str) -> Result<()> {
-    expect(out, *result.shape(), result.dtype(), call)?;
-    host::store(&host::copy(result)?, out, name)
+/// Computes a result and copies it to `out`, for groups that do not write it there. If this rank's `out` is not fit for it, `poison`
+/// tells the others.
+pub(crate) fn store(
+    out: &mut Tensor,
+    name: &str,
+    call: impl Fn() -> String,
+    compute: impl FnOnce(&Tensor) -> Result<Tensor>,
+    poison: impl Fn(&str),
+) -> Result<()> {
+    let tell = |error: &Error| poison(&error.to_string());
+    expect_own(out, name).inspect_err(tell)?;
+    let result = compute(out)?;
+    let stored = expect(out, *result.shape(), result.dtype(), call)
+        .and_then(|()| host::copy(&result))
+        .and_then(|result| host::store(&result, out, name));
+    stored.inspect_err(tell)
+}
+
+/// Returns an error if the storage is shared.
+pub(crate) fn expect_own(x: &Tensor, name: &str) -> Result<()> {
+    match x.holders() {
+        0 => Ok(()),
+        holders => Err(fp8_kernels::Error::Shared { name: name.to_owned(), holders }.into()),
+    }
 }

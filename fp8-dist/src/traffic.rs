@@ -3,8 +3,8 @@
 /// The collectives that a rank has called in one group, and the bytes that it has sent in them.
 ///
 /// Bytes are those of elements, as a ring or a full mesh of n ranks sends them: of a tensor of s bytes, `all_reduce` sends
-/// 2 (n − 1) / n · s, `reduce_scatter` (n − 1) / n · s, `all_gather` (n − 1) · s, and the root of a `broadcast` (n − 1) · s. Names,
-/// shapes and small tensors that travel by way of rank 0 take a little more, and NCCL may choose another way. Replays of a graph
+/// 2 (n − 1) / n · s, `reduce_scatter` (n − 1) / n · s, `all_gather` (n − 1) · s, and the root of a `broadcast` (n − 1) · s; `send` s, and
+/// `all_to_all` the rows for other ranks. Names, shapes and small tensors that travel by way of rank 0 take a little more, and NCCL may choose another way. Replays of a graph
 /// count like the steps that they repeat.
 ///
 /// ```
@@ -30,10 +30,10 @@ pub struct Traffic {
     pub reductions: Sent,
     /// Reductions of amaxes: [`AmaxGroup::all_reduce_max`](crate::AmaxGroup::all_reduce_max).
     pub amaxes: Sent,
-    /// Gathers and broadcasts, of codes and values.
+    /// Gathers, broadcasts, `all_to_all` and `send`, of codes and values.
     pub moves: Sent,
-    /// Exchanges of messages between the hosts, by which ranks compare calls and states. On CPUs each collective is one, or begins with
-    /// one. On GPUs the collectives of a training step take none once they are known, and replays of a graph never do. (Every second at
+    /// Exchanges of messages between all hosts, by which ranks compare calls and states. On CPUs each collective is one, or begins with
+    /// one; `send` and `recv` take none. On GPUs the collectives of a training step take none once they are known, and replays of a graph never do. (Every second at
     /// most, ranks also tell rank 0 which known calls they have made.)
     pub exchanges: u64,
 }

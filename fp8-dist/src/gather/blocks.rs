@@ -29,6 +29,8 @@ pub(crate) fn gather(
 ) -> Result<Operand> {
     let label = label(what, shard, slot);
     let joins = match multiple(rule, slot.columnwise, shard.dtype()) {
+        // A vector is one row: its shards lie along the blocks.
+        _ if shard.shape().len() < 2 => false,
         None => false,
         Some(1) => true,
         Some(multiple) => {

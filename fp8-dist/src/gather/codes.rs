@@ -13,7 +13,7 @@
 use super::shard::AllGather;
 use crate::{Error, Result};
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::{Fp8Tensor, Tensor, ops};
+use fp8_kernels::{Fp8Tensor, Shape, Tensor, ops};
 
 /// Gathers the shards of a tensor.
 pub(crate) fn gather(all_gather: AllGather<'_>, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
@@ -25,6 +25,13 @@ pub(crate) fn gather(all_gather: AllGather<'_>, what: &str, shard: &Fp8Tensor) -
         world_size: 1,
         remedy: "columnwise factors for rows span a whole shard: gather a tensor without a columnwise copy",
     })?;
+    let dims = shard.shape().len();
+    let has_blocks = shard.blocks().is_some() || shard.columnwise_blocks().is_some();
+    if dims < 2 && (has_blocks || shard.rowwise().is_none()) {
+        let remedy =
+            "scales for blocks, and columnwise codes alone, need two dimensions: reshape it to [1, n]";
+        return Err(Error::Shape { call: call(), shape: *shard.shape(), world_size: 1, remedy });
+    }
     if unit > 1 {
         let (fits, world_size) =
             are_multiples(all_gather, &label, shard.matrix()[0], shard.stored_codes(), unit)?;
@@ -96,11 +103,16 @@ fn join_columns(
     };
     let whole = turned.joined(codes, factors, None)?.transposed()?.for_backward();
     let mut dims = shard.shape().to_vec();
-    if let Some((rows, others)) = dims.split_first_mut() {
-        let inner: usize = others.iter().rev().skip(1).product();
-        *rows = whole.matrix()[0] / inner.max(1);
-    }
-    Ok(whole.reshape(fp8_kernels::Shape::from_slice(&dims).unwrap_or(*shard.shape()))?)
+    let Some(rows) = dims.first_mut() else { return Ok(whole) };
+    *rows = match shard.shape().len() {
+        2 => whole.matrix()[0],
+        _ => {
+            let mine = Tensor::from_vec(rows.to_le_bytes().to_vec(), [1, 8], shard.device())?;
+            let all = all_gather(&format!("{what}: rows"), &mine)?.to_vec::<u8>()?;
+            all.as_chunks::<8>().0.iter().map(|rows| usize::from_le_bytes(*rows)).sum()
+        }
+    };
+    Ok(whole.reshape(Shape::from_slice(&dims).unwrap_or(*shard.shape()))?)
 }
 
 /// Returns whether the columnwise codes are the transpose of the rowwise ones.

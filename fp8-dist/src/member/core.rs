@@ -6,7 +6,8 @@ use crate::direct::{Direct, LARGE, Reduce};
 use crate::division::{Divide, End};
 use crate::exchange::Exchange;
 use crate::message::{Message, Operation, Part, call_of};
-use crate::{Error, ReduceOp, Result, host, output};
+use crate::output::{self, expect_own};
+use crate::{Error, ReduceOp, Result, host};
 use fp8_kernels::{DType, Device, Shape, Tensor, bf16, f16};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -242,14 +243,6 @@ impl Core {
 
     pub(super) fn shape_error(&self, all: &[Message], shape: Shape, remedy: &'static str) -> Error {
         Error::Shape { call: call_of(all), shape, world_size: self.exchange.world_size(), remedy }
-    }
-}
-
-/// Returns an error if the storage is shared.
-pub(super) fn expect_own(x: &Tensor, what: &str) -> Result<()> {
-    match x.holders() {
-        0 => Ok(()),
-        holders => Err(fp8_kernels::Error::Shared { name: what.to_owned(), holders }.into()),
     }
 }
 

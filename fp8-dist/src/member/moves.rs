@@ -1,11 +1,12 @@
 //! Tensors that move from rank to rank as they are: gathers, broadcasts, exchanges, and messages to one rank.
 
-use super::core::{Core, expect_own};
+use super::core::Core;
 use super::results::data;
 use crate::all_to_all::{self, Plan};
 use crate::counter::Entry;
 use crate::direct::{Direct, LARGE, Moves};
 use crate::message::{Call, Message, Operation, Part, call_of};
+use crate::output::expect_own;
 use crate::{Error, Failure, Result, host};
 use fp8_kernels::{DType, Device, Shape, Tensor};
 use std::ops::Range;

@@ -157,6 +157,7 @@ impl ProcessGroup for Group {
     fn broadcast_in_place(&self, what: &str, x: &mut Tensor, root: usize) -> Result<()> {
         let _turn = self.turn.lock();
         let call = call(Operation::Broadcast { root }, what);
+        self.expect_alive(&call)?;
         let place = interop::address_mut(x, what).map_err(Error::from);
         let place = self.own(self.expect_device(&call, x.device()).and(place))?;
         let number = self.compare_root(&call, x, root)?;

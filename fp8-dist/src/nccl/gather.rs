@@ -76,7 +76,10 @@ impl Group {
     fn shape_of_all(&self, call: &Call, x: &Tensor, shards: &[Shape]) -> Result<Shape> {
         let mut dims = x.shape().to_vec();
         let scalar = || self.shape_error(call, *x.shape(), "a scalar has no dimension 0; reshape it to [1]");
-        *dims.first_mut().ok_or_else(scalar)? = shards.iter().filter_map(|shape| shape.first()).sum();
+        let mut rows = shards.iter().filter_map(|shape| shape.first());
+        let rows = rows.try_fold(0, |sum: usize, &rows| sum.checked_add(rows));
+        let too_many = || self.shape_error(call, *x.shape(), "the rows of all ranks together exceed usize");
+        *dims.first_mut().ok_or_else(scalar)? = rows.ok_or_else(too_many)?;
         Shape::from_slice(&dims).ok_or_else(scalar)
     }
 

@@ -319,7 +319,17 @@ impl Group {
         number: Option<u64>,
         queue: impl FnOnce(&Api, Comm, Stream) -> Answer,
     ) -> Result<()> {
-        self.queue_on(call, number, None, queue)
+        self.queue_on(call, number, None, None, queue)
+    }
+
+    /// Like [`queue`](Self::queue), for a call in which of the other ranks only `partners` take part.
+    pub(super) fn queue_among(
+        &self,
+        call: &Call,
+        partners: Vec<usize>,
+        queue: impl FnOnce(&Api, Comm, Stream) -> Answer,
+    ) -> Result<()> {
+        self.queue_on(call, None, None, Some(partners), queue)
     }
 
     /// Queues NCCL's part of a collective on `side`, or on the device's stream.
@@ -328,6 +338,7 @@ impl Group {
         call: &Call,
         number: Option<u64>,
         side: Option<&SideQueue>,
+        partners: Option<Vec<usize>>,
         queue: impl FnOnce(&Api, Comm, Stream) -> Answer,
     ) -> Result<()> {
         let own = self.own(interop::stream(&self.watched().device).map_err(Error::from))?;
@@ -341,7 +352,10 @@ impl Group {
             Err(Error::Failed { call: call.to_string(), failure })
         };
         match queued {
-            Ok(()) => self.own(self.holder.queued(&call.to_string(), number, side).map_err(Error::from)),
+            Ok(()) => {
+                let queued = self.holder.queued(&call.to_string(), number, side, partners);
+                self.own(queued.map_err(Error::from))
+            }
             Err(Trouble::Nccl(function, text)) => failed(format!("{call}: {function}: {text}")),
             Err(Trouble::Late(function)) => {
                 failed(format!("{call}: {function} was not queued within {:?}", self.watched().deadline))

@@ -48,7 +48,8 @@ impl Group {
         }
         self.add(Entry::of_all_to_all(plan.rows_to_others(this).saturating_mul(row)));
         if !halves.is_empty() {
-            self.queue(&call, None, |api, comm, stream| move_all(api, comm, stream, &halves))?;
+            let partners = halves.iter().map(|half| half.peer).filter(|&peer| peer != this).collect();
+            self.queue_among(&call, partners, |api, comm, stream| move_all(api, comm, stream, &halves))?;
         }
         Ok((out, plan.counts()))
     }
@@ -92,9 +93,10 @@ impl Group {
             halves.push(Half { is_sent, peer, place, bytes });
         }
         self.count(call, x);
-        self.queue(call, None, |api, comm, stream| move_all(api, comm, stream, &halves))?;
+        self.queue_among(call, vec![peer], |api, comm, stream| move_all(api, comm, stream, &halves))?;
         if !is_sent {
-            self.own(ops::compare_calls(&call.to_string(), &numbers, None).map_err(Error::from))?;
+            let named = format!("{call}, as rank 0 beside the sender's as rank 1");
+            self.own(ops::compare_calls(&named, &numbers, None).map_err(Error::from))?;
         }
         Ok(())
     }

@@ -184,7 +184,7 @@ impl Group {
             self.own(queue.follow().map_err(Error::from))?;
         }
         self.count_all(op, tensors);
-        self.queue_on(&call, Some(number), queue.as_deref(), |api, comm, stream| {
+        self.queue_on(&call, Some(number), queue.as_deref(), None, |api, comm, stream| {
             reduce_all(api, comm, stream, &parts, op)
         })?;
         Ok(queue)

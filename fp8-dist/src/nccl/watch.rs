@@ -56,18 +56,20 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// Starts the deadline of a collective that has been queued, on `side` or the device's stream. The deadline of a recorded one starts with each launch of its graph.
+    /// Starts the deadline of a collective that has been queued, on `side` or the device's stream. The deadline of a recorded one starts
+    /// with each launch of its graph. `partners` are the other ranks that take part, if not all do.
     pub(super) fn queued(
         self: &Arc<Self>,
         call: &str,
         number: Option<u64>,
         side: Option<&SideQueue>,
+        partners: Option<Vec<usize>>,
     ) -> fp8_kernels::Result<()> {
         let watched = &self.watched;
         let watch = || {
             if !interop::is_capturing(&watched.device)? {
                 watched.made.lock().extend(number);
-                return watched.mark(call.to_owned(), side);
+                return watched.mark(call.to_owned(), side, partners);
             }
             watched.is_captured.store(true, Ordering::Relaxed);
             let Some(capture) = watched.device.capture_number() else { return Ok(()) };
@@ -129,7 +131,7 @@ impl Replayed for Recorded {
     fn launched(&self) {
         let watched = &self.holder.watched;
         watched.made.lock().extend_from_slice(&self.calls.lock());
-        if let Err(error) = watched.mark(self.call.clone(), None) {
+        if let Err(error) = watched.mark(self.call.clone(), None, None) {
             watched.lose(&self.call, &error);
             watched.control.poison(&error.to_string());
         }
@@ -142,6 +144,15 @@ struct Queued {
     mark: interop::Mark,
     since: Instant,
     call: String,
+    /// The other ranks that take part; all, if `None`.
+    partners: Option<Vec<usize>>,
+}
+
+impl Queued {
+    /// Whether one of these ranks takes part.
+    fn needs(&self, ranks: &[usize]) -> bool {
+        self.partners.as_ref().is_none_or(|partners| ranks.iter().any(|rank| partners.contains(rank)))
+    }
 }
 
 impl Watched {
@@ -165,12 +176,17 @@ impl Watched {
     }
 
     /// Starts the deadline of everything that is queued on `side`, or on the device's stream.
-    fn mark(&self, call: String, side: Option<&SideQueue>) -> fp8_kernels::Result<()> {
+    fn mark(
+        &self,
+        call: String,
+        side: Option<&SideQueue>,
+        partners: Option<Vec<usize>>,
+    ) -> fp8_kernels::Result<()> {
         let mark = match side {
             Some(side) => interop::Mark::of(side)?,
             None => interop::Mark::new(&self.device)?,
         };
-        self.queued.lock().push_back(Queued { mark, since: Instant::now(), call });
+        self.queued.lock().push_back(Queued { mark, since: Instant::now(), call, partners });
         Ok(())
     }
 
@@ -283,7 +299,10 @@ impl Watched {
         while let Some(first) = queued.front() {
             match first.mark.is_passed() {
                 Ok(true) => drop(queued.pop_front()),
-                Ok(false) if heard.is_some_and(|heard| heard.max(first.since).elapsed() >= LEAVE) => {
+                Ok(false)
+                    if first.needs(&left)
+                        && heard.is_some_and(|heard| heard.max(first.since).elapsed() >= LEAVE) =>
+                {
                     drop(queued);
                     return self.control.fail(Failure::Left { ranks: left });
                 }

@@ -134,6 +134,7 @@ impl Guest {
 impl State {
     /// Records a failure. The first one counts and is returned, to be reported.
     fn fail(&mut self, failure: Failure) -> Option<Failure> {
+        self.mail.clear();
         match self.failure {
             Some(_) => None,
             None => Some(self.failure.insert(failure).clone()),
@@ -268,6 +269,19 @@ impl Exchange for Guest {
     fn send_to(&self, to: usize, message: Message) -> Result<()> {
         let call = message.call.clone();
         self.expect_usable(&call)?;
+        let failed = |failure| Err(Error::Failed { call: call.to_string(), failure });
+        let (closed, has_left) = {
+            let state = self.inbox.state.lock();
+            (state.closed.clone(), state.left.contains(&to))
+        };
+        if let Some(failure) = closed {
+            return failed(failure); // messages go by way of rank 0
+        }
+        if has_left {
+            let failure = Failure::Left { ranks: vec![to] };
+            self.fail(failure.clone());
+            return failed(self.failure().unwrap_or(failure));
+        }
         let until = Until::after(self.patience());
         let sent = self.send(&Frame::Mail { peer: to, message }, until);
         if sent.is_ok() {
@@ -276,9 +290,17 @@ impl Exchange for Guest {
         // The cause may be on its way.
         let until = Instant::now() + GOODBYE.min(self.deadline);
         let mut state = self.inbox.state.lock();
-        while state.failure.is_none() && !self.inbox.changed.wait_until(&mut state, until).timed_out() {}
+        let cause = loop {
+            let cause = state.failure.clone().or_else(|| state.closed.clone());
+            if cause.is_some() || self.inbox.changed.wait_until(&mut state, until).timed_out() {
+                break cause;
+            }
+        };
         drop(state);
-        Err(self.unheard(&call, sent))
+        match cause {
+            Some(failure) => failed(failure),
+            None => Err(self.unheard(&call, sent)),
+        }
     }
 
     fn receive_from(&self, from: usize, call: &Call) -> Result<Message> {

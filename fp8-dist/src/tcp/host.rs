@@ -71,9 +71,10 @@ fn bring_in(meeting: &Meeting, rank: usize, stream: TcpStream) {
                 meeting.fail(failure);
                 continue;
             }
-            Ok(Frame::Mail { peer, message }) => match meeting.post(rank, peer, message) {
-                Ok(true) | Err(_) => continue,
-                Ok(false) => "it sent a message to a rank that is not there".to_owned(),
+            Ok(Frame::Mail { peer, message }) => match message.is_mail() {
+                true if matches!(meeting.post(rank, peer, message), Ok(true) | Err(_)) => continue,
+                true => "it sent a message to a rank that is not there".to_owned(),
+                false => "it sent a message that is none of a tensor".to_owned(),
             },
             Ok(Frame::Calls(numbers)) => {
                 meeting.add_calls(rank, &numbers);

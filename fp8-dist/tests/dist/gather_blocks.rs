@@ -193,6 +193,21 @@ fn the_bytes_of_one_device() {
     }
 }
 
+#[test]
+fn vectors_are_quantized_as_a_whole() {
+    for rule in rules() {
+        let slot = Slot { scale: Scale::Blocks(rule), ..Slot::off(Encoding::E4M3) };
+        let x = noise(300, 4);
+        let of = |x: &[f32]| tensor(x, &[x.len()], DType::F32, &Device::cpu());
+        let expected = ops::quantize(&of(&x), &slot).unwrap();
+        ranks(3, |group| {
+            let shard = of(&x[100 * group.rank()..100 * (group.rank() + 1)]);
+            let whole = quantized_all_gather(&*group, "x", &shard, &slot).unwrap();
+            assert!(layouts(whole.as_fp8().unwrap()) == layouts(expected.as_fp8().unwrap()), "{rule:?}");
+        });
+    }
+}
+
 /// Two shards of `rows` rows and 256 columns; the bytes of both.
 fn bytes(rule: BlockRule, columnwise: bool, dtype: DType, rows: usize) -> usize {
     check(&Case { rule, columnwise, dtype, rows: &[rows; 2], cols: 256 }, &values(2 * rows, 256, 5))

@@ -49,9 +49,13 @@ fn codes_with_one_scale() {
         let slot =
             Slot { scale: Scale::FromAmax { amax: 2.0, rule: &rule }, columnwise, ..Slot::off(encoding) };
         for policy in POLICIES {
-            for (rows, others) in
-                [(&[3, 2][..], &[5][..]), (&[0, 4, 1], &[3, 7]), (&[0, 0], &[4]), (&[700, 0, 301], &[130])]
-            {
+            for (rows, others) in [
+                (&[3, 2][..], &[5][..]),
+                (&[0, 4, 1], &[3, 7]),
+                (&[0, 0], &[4]),
+                (&[700, 0, 301], &[130]),
+                (&[2, 3], &[0, 5]),
+            ] {
                 check(&slot, rows, others, policy, Fp8Tensor::clone);
                 check(&slot, rows, others, policy, Fp8Tensor::for_backward);
             }
@@ -113,6 +117,16 @@ fn shards_that_do_not_fit_together_are_named_on_all_ranks() {
     }
     for error in errors(|_| blocks(rows, true, 128)) {
         assert!(error.contains("gather a tensor without a columnwise copy"), "{error}");
+    }
+    // Blocks along the only dimension would lie in two shards.
+    let vector = |rule| {
+        let slot = Slot { scale: Scale::Blocks(rule), ..Slot::off(Encoding::E4M3) };
+        quantized(&noise(100, 3), &[100], &slot, TransposePolicy::WithCast)
+    };
+    for rule in [rows, lines, mx] {
+        for error in errors(|_| vector(rule)) {
+            assert!(error.contains("need two dimensions"), "{error}");
+        }
     }
     // Layouts that differ.
     let found = errors(|rank| blocks(lines, rank == 1, 128));

@@ -116,6 +116,50 @@ fn a_rank_that_leaves_has_sent_what_it_sent_and_is_not_waited_for() {
 }
 
 #[test]
+fn a_rank_that_has_left_is_sent_nothing() {
+    for (leaver, sender) in [(1, 0), (1, 2), (0, 1)] {
+        let results = ranks(3, |group| {
+            if group.rank() != sender {
+                let wait = if group.rank() == leaver { 0 } else { 700 };
+                thread::sleep(Duration::from_millis(wait));
+                return None;
+            }
+            thread::sleep(Duration::from_millis(300));
+            let send = |_: usize| group.send("x", &f32s(&[1.0], &[1]), leaver);
+            // The first may be on its way before this rank knows.
+            let error = (0..20).map(|i| {
+                thread::sleep(Duration::from_millis(10));
+                send(i)
+            });
+            error.filter_map(Result::err).next().and_then(|error| error.failure().cloned())
+        });
+        assert_eq!(results[sender], Some(Failure::Left { ranks: vec![leaver] }), "{sender} to {leaver}");
+    }
+}
+
+#[test]
+fn of_ranks_that_wait_for_each_other_the_silent_one_is_late() {
+    let results = try_ranks(3, SHORT, |group| {
+        let rank = group.rank();
+        if rank == 2 {
+            thread::sleep(3 * SHORT);
+            return None;
+        }
+        // Rank 0 has waited longer than rank 1, for which it waits.
+        thread::sleep(Duration::from_millis(100 * rank as u64));
+        received(&group, "x", 1, rank + 1).unwrap_err().failure().cloned()
+    });
+    let [first, second] = [0, 1].map(|rank| results[rank].as_ref().unwrap().clone().unwrap());
+    let missing = |failure| match failure {
+        Failure::Deadline { missing, .. } => missing,
+        other => panic!("{other}"),
+    };
+    // Over TCP rank 0 does not know for whom rank 1 waits.
+    let found = [missing(first), missing(second)];
+    assert!(found == [[2], [2]] || found == [[1], [1]], "{found:?}");
+}
+
+#[test]
 fn a_tensor_that_is_not_sent_is_missed_at_the_deadline() {
     for receiver in [0, 1] {
         let results = try_ranks(3, SHORT, |group| {

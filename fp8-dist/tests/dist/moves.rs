@@ -95,12 +95,20 @@ fn counts_that_do_not_fit_are_an_error_on_all_ranks_and_the_group_lives_on() {
         assert!(error.contains("a scalar has no dimension 0"), "{error}");
         group.barrier().unwrap();
     });
+    let errors = try_ranks(2, LONG, |group| {
+        let x = [zeros(&[]), zeros(&[2])];
+        group.all_to_all("x", &x[group.rank()], &[1, 1]).unwrap_err().to_string()
+    });
+    for error in errors {
+        let error = error.unwrap();
+        assert!(error.contains("a scalar of f32 on rank 0"), "{error}");
+    }
     // A tensor without elements may have 2⁶¹ − 1 rows: more than there are numbers, all together.
     ranks(9, |group| {
         let many = (1 << 61) - 1;
         let counts = [&[many][..], &[0; 8]].concat();
         let error = group.all_to_all("x", &zeros(&[many, 0]), &counts).unwrap_err().to_string();
-        assert!(error.contains("the rows of all ranks together exceed usize"), "{error}");
+        assert!(error.contains("the rows of all ranks together exceed memory"), "{error}");
         group.barrier().unwrap();
     });
 }

@@ -3,6 +3,7 @@
 use crate::rig::{Group, Rig, SEEDS, SHORT, integers, ranks, tensor, try_ranks};
 use fp8_dist::{Failure, ReduceOp, Result};
 use fp8_kernels::{DType, Device, Element, Shape, Tensor, bf16};
+use std::thread;
 use std::time::{Duration, Instant};
 
 const IN_TIME: Duration = Duration::from_secs(6);
@@ -157,7 +158,8 @@ fn known_messages_in_another_order_are_an_error() {
         let _ = ["a", "b", "a"].map(|what| group.recv(what, &mut x, 0).unwrap());
         x.to_vec::<f32>().unwrap_err().to_string()
     });
-    let expected = "receive(from rank 0) `a`: rank 1 made another call than rank 0: all ranks make the same calls in the same order";
+    let expected = "receive(from rank 0) `a`, as rank 0 beside the sender's as rank 1: rank 1 made another call than rank 0: all \
+                    ranks make the same calls in the same order";
     assert_eq!(errors[1], expected);
     rig.control.set("reset", "").unwrap();
 }
@@ -174,6 +176,29 @@ fn two_devices_that_both_send_first_are_told_at_the_deadline() {
     assert!(started.elapsed() < IN_TIME);
     assert!(errors.iter().any(|error| error.as_ref().unwrap().contains("600ms")), "{errors:?}");
     rig.control.set("reset", "").unwrap();
+}
+
+/// A rank that takes no part may leave before two others are done with each other.
+#[test]
+fn a_rank_that_has_left_does_not_end_messages_of_others() {
+    let rig = Rig::new();
+    let results = ranks(3, |group, device| {
+        let mut x = tensor(&[group.rank() as f32; 4], &[4], DType::F32, device);
+        if group.rank() == 2 {
+            return Vec::new();
+        }
+        if group.rank() == 0 {
+            // Longer than a collective that needs the rank that left would last.
+            thread::sleep(Duration::from_millis(1600));
+            group.send("x", &x, 1).unwrap();
+        } else {
+            group.recv("x", &mut x, 0).unwrap();
+        }
+        device.synchronize().unwrap();
+        x.to_vec::<f32>().unwrap()
+    });
+    assert_eq!(results[1], [0.0; 4]);
+    rig.finish();
 }
 
 #[test]
