@@ -41,6 +41,42 @@ pub(crate) fn fprop(
     Ok(y)
 }
 
+/// Quantizes a result that could not be written by the GEMM, as [`fprop`] does.
+pub(crate) fn forward_result(cx: &mut Forward<'_>, output: Option<&SlotName>, y: Tensor) -> Result<Operand> {
+    let Some(name) = output else { return Ok(Operand::High(y)) };
+    let slot = cx.slot(name)?.rowwise_only();
+    if !is_used(&slot) {
+        return Ok(Operand::High(y));
+    }
+    let codes = ops::quantize(&y, &slot)?;
+    if cx.measures_sqnr() && codes.is_fp8() {
+        cx.measure_sqnr(name, &y, &codes)?;
+    }
+    Ok(codes)
+}
+
+/// Quantizes a gradient that could not be written by the GEMM, as [`dgrad`] does.
+pub(crate) fn backward_result(
+    cx: &mut Backward<'_>,
+    origin: &Origin,
+    grad_input: Option<GradInput<'_>>,
+    dx: Tensor,
+) -> Result<Operand> {
+    let Some(GradInput { slot: name, in_fp8 }) = grad_input else { return Ok(Operand::High(dx)) };
+    let mut slot = cx.slot(origin, name)?.rowwise_only();
+    if !is_used(&slot) {
+        return Ok(Operand::High(dx));
+    }
+    if !in_fp8 {
+        slot.scale = Scale::Off;
+    }
+    let codes = ops::quantize(&dx, &slot)?;
+    if cx.measures_sqnr(origin) && codes.is_fp8() {
+        cx.measure_sqnr(origin, name, &dx, &codes)?;
+    }
+    Ok(codes)
+}
+
 /// Computes `dy · w`, quantized with the slot of `grad_input` where that has one scale.
 pub(crate) fn dgrad(
     cx: &mut Backward<'_>,

@@ -31,6 +31,19 @@ pub(crate) fn normal(
     Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
 }
 
+/// Returns values that are uniform in ±`bound`, drawn in f32 and rounded to `dtype`.
+pub(crate) fn uniform(
+    shape: impl Into<Shape>,
+    bound: f32,
+    dtype: DType,
+    device: &Device,
+    rng: &mut impl Rng,
+) -> Result<Tensor> {
+    let shape = shape.into();
+    let values = (0..shape.numel()).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound).collect();
+    Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
+}
+
 /// Checks that a tensor can have the shape of this parameter.
 pub(crate) fn check_parameter(layer: &str, option: &'static str, shape: impl Into<Shape>) -> Result<()> {
     let shape = shape.into();

@@ -1,6 +1,6 @@
 //! The traits that every layer implements, and functions over a model's parameters.
 
-use crate::{Error, Parameter, Result, SequenceInfo};
+use crate::{Error, Loras, Parameter, Result, SequenceInfo};
 use fp8_kernels::Tensor;
 use fp8_recipe::{Backward, Forward, Slots};
 use std::any::type_name;
@@ -47,6 +47,30 @@ pub trait Layer: Slots + Debug + Send {
     ///
     /// `f` may collect the references, so that a caller has all parameters at once, as with [`parameters_mut`].
     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter));
+
+    /// Calls `f` with the adapters of every [`Linear`](crate::Linear) in the layer, in the order of their weights.
+    ///
+    /// By default it calls nothing: for a layer without Linears. [`composite!`](crate::composite) implements it.
+    ///
+    /// ```
+    /// use fp8_nn::LoraOptions;
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let (device, mut rng) = (Device::cpu(), fp8_nn::rand::rng());
+    /// let options = LayerNormMlpOptions { hidden_size: 16, ffn_hidden_size: 32, ..Default::default() };
+    /// let mut mlp = LayerNormMlp::new("mlp", options, &device, &mut rng)?;
+    /// let options = LoraOptions { rank: 4, ..Default::default() };
+    /// let mut added = Vec::new();
+    /// mlp.visit_loras_mut(&mut |loras| {
+    ///     if loras.path().ends_with("fc2") {
+    ///         added.push(loras.add("all", 0..16, &options, &mut rng));
+    ///     }
+    /// });
+    /// added.into_iter().collect::<Result<Vec<_>>>()?;
+    /// assert_eq!(parameters(&mlp).iter().filter(|parameter| parameter.name().contains(".lora.")).count(), 2);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    fn visit_loras_mut<'a>(&'a mut self, _f: &mut dyn FnMut(&'a mut Loras)) {}
 }
 
 /// A layer that takes a tensor and returns a tensor.
@@ -221,6 +245,10 @@ pub fn num_parameters(model: &(impl Layer + ?Sized)) -> usize {
 }
 
 impl<L: Layer + ?Sized> Layer for Box<L> {
+    fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
+        (**self).visit_loras_mut(f);
+    }
+
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
         (**self).visit(f);
     }
@@ -231,6 +259,10 @@ impl<L: Layer + ?Sized> Layer for Box<L> {
 }
 
 impl<L: Layer> Layer for Option<L> {
+    fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
+        self.iter_mut().for_each(|layer| layer.visit_loras_mut(f));
+    }
+
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
         self.iter().for_each(|layer| layer.visit(f));
     }
@@ -241,6 +273,10 @@ impl<L: Layer> Layer for Option<L> {
 }
 
 impl<L: Layer> Layer for Vec<L> {
+    fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
+        self.iter_mut().for_each(|layer| layer.visit_loras_mut(f));
+    }
+
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
         self.iter().for_each(|layer| layer.visit(f));
     }
@@ -314,6 +350,9 @@ macro_rules! composite {
                 }
                 fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
                     $(self.$child.visit_mut(f);)+
+                }
+                fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut $crate::Loras)) {
+                    $(self.$child.visit_loras_mut(f);)+
                 }
             }
         };

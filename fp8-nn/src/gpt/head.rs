@@ -1,7 +1,8 @@
 //! The logits of a language model: a Linear of its own, the table of the embedding, or a head of the user's own.
 
 use crate::{
-    AnySaved, DynModule, Embedding, Layer, Linear, LinearSaved, Module, Parameter, Result, SequenceInfo,
+    AnySaved, DynModule, Embedding, Layer, Linear, LinearSaved, Loras, Module, Parameter, Result,
+    SequenceInfo,
 };
 use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{Operand, Tensor};
@@ -127,6 +128,14 @@ impl Layer for Head {
             Self::Tied => {}
             Self::Linear(head) => head.visit_mut(f),
             Self::Own(head) => head.visit_mut(f),
+        }
+    }
+
+    fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
+        match self {
+            Self::Tied => {}
+            Self::Linear(head) => head.visit_loras_mut(f),
+            Self::Own(head) => head.visit_loras_mut(f),
         }
     }
 }

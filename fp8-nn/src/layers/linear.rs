@@ -2,6 +2,7 @@
 
 use crate::arguments::{Argument, Output};
 use crate::fp8_output::{GradInput, in_high_precision};
+use crate::lora::{LoraSaved, Loras};
 use crate::precision::{self, Entered};
 use crate::{Layer, Module, Parameter, Result, fp8_output, init};
 use fp8_kernels::{DType, Device, Operand, Shape, Slot, Tensor, ops};
@@ -100,6 +101,7 @@ impl Default for LinearOptions {
 pub struct Linear {
     weight: Parameter,
     bias: Option<Parameter>,
+    loras: Loras,
     pub(crate) slots: GemmSlots,
     saves_original_input: bool,
     returns_bias: bool,
@@ -136,6 +138,7 @@ pub(crate) struct LinearCore {
     input_dtype: DType,
     input_shape: Shape,
     pub(crate) output: Output,
+    lora: Option<LoraSaved>,
 }
 
 impl LinearCore {
@@ -164,6 +167,7 @@ impl Linear {
         Ok(Self {
             weight: Parameter::new(format!("{path}.weight"), weight)?.with_weight_slot(&slots.weight),
             bias: bias.then(zeros).transpose()?,
+            loras: Loras::new(slots.weight.layer(), [out_features, in_features], device),
             slots,
             saves_original_input: options.save_original_input,
             returns_bias: options.return_bias,
@@ -178,6 +182,16 @@ impl Linear {
     /// Returns the bias, `[out_features]`, if the layer has one.
     pub fn bias(&self) -> Option<&Parameter> {
         self.bias.as_ref()
+    }
+
+    /// Returns the low-rank adapters beside the weight: none at first.
+    pub fn loras(&self) -> &Loras {
+        &self.loras
+    }
+
+    /// Returns the low-rank adapters, to add some.
+    pub fn loras_mut(&mut self) -> &mut Loras {
+        &mut self.loras
     }
 
     /// Returns the names of the slots that quantize this layer's input, weight and `dy`: `<path>.input`, `<path>.weight` and
@@ -211,11 +225,18 @@ impl Linear {
         let bias = self.bias.as_ref().filter(|_| !self.returns_bias).map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
         let operands = [x.pick(gemms.fprop), w.pick(gemms.fprop)];
-        let y = fp8_output::fprop(cx, output, &operands, bias, dtype, accumulation)?;
+        let (y, lora) = if self.loras.is_empty() {
+            (fp8_output::fprop(cx, output, &operands, bias, dtype, accumulation)?, None)
+        } else {
+            let [x_operand, w] = &operands;
+            let y = ops::fprop(x_operand, w, bias, dtype, accumulation)?;
+            let (y, saved) = self.loras.forward(x.values(dtype)?, &y, dtype)?;
+            (fp8_output::forward_result(cx, output, y)?, Some(saved))
+        };
         let (w, input_shape) = (w.pick(gemms.dgrad).for_backward(), *x.operand().shape());
         let output = Output::of_operand(self.path(), &y);
         let origin = cx.origin(name);
-        Ok((y, LinearCore { origin, w, dtype, input_dtype, input_shape, output }))
+        Ok((y, LinearCore { origin, w, dtype, input_dtype, input_shape, output, lora }))
     }
 
     /// Returns an input as wgrad reads it; `None` if the weight is frozen, so that the input is not kept.
@@ -234,10 +255,10 @@ impl Linear {
         Ok(Slot { columnwise: slot.columnwise && !self.saves_original_input, ..slot })
     }
 
-    /// Returns whether a GEMM that reads the input or `dy` runs in high precision: `other`, or wgrad if it runs at all. Each is given by
-    /// whether it runs in FP8.
+    /// Returns whether a GEMM that reads the input or `dy` runs in high precision: `other`, or wgrad if it runs at all, each given by
+    /// whether it runs in FP8; or one of an adapter.
     pub(crate) fn needs_values(&self, other: bool, wgrad: bool) -> bool {
-        !other || self.weight.is_trainable() && !wgrad
+        !other || self.weight.is_trainable() && !wgrad || !self.loras.is_empty()
     }
 
     /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums. With `grad_input`, the
@@ -250,11 +271,17 @@ impl Linear {
         db: Option<&Tensor>,
         grad_input: Option<GradInput<'_>>,
     ) -> Result<Operand> {
-        let LinearSaved { x, core: saved } = saved;
+        let LinearSaved { x, core: mut saved } = saved;
         let gemms = cx.fp8_gemms(&saved.origin);
         let accumulation = cx.accumulation(&saved.origin);
         let operands = [&dy.pick(gemms.dgrad), &saved.w];
-        let dx = fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?;
+        let dx = if let Some(lora) = saved.lora.take() {
+            let dx = ops::dgrad(operands[0], operands[1], saved.dtype, accumulation.dgrad)?;
+            let dx = self.loras.backward(cx, lora, &dy.values(saved.dtype)?, dx, saved.dtype)?;
+            fp8_output::backward_result(cx, &saved.origin, grad_input, dx)?
+        } else {
+            fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?
+        };
         let x = match x {
             _ if !self.weight.is_trainable() => None,
             SavedInput::Operand(x) => Some(x),
@@ -393,11 +420,17 @@ impl Slots for Linear {
 impl Layer for Linear {
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Parameter)) {
         f(&self.weight);
-        self.bias.iter().for_each(f);
+        self.bias.iter().for_each(&mut *f);
+        self.loras.parameters().for_each(f);
     }
 
     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
         f(&mut self.weight);
-        self.bias.iter_mut().for_each(f);
+        self.bias.iter_mut().for_each(&mut *f);
+        self.loras.parameters_mut().for_each(f);
+    }
+
+    fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
+        f(&mut self.loras);
     }
 }

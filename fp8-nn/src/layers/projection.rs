@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Layer, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
-    LinearSaved, Module, NormOptions, Parameter, Result,
+    LinearSaved, Loras, Module, NormOptions, Parameter, Result,
 };
 use fp8_kernels::{Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
@@ -165,5 +165,9 @@ impl Layer for Projection {
 
     fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
         self.layer_mut().visit_mut(f);
+    }
+
+    fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
+        self.layer_mut().visit_loras_mut(f);
     }
 }

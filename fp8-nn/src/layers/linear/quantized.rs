@@ -1,7 +1,7 @@
 //! A quantized tensor for GEMMs of different precisions.
 
 use crate::Result;
-use fp8_kernels::{Operand, Tensor};
+use fp8_kernels::{DType, Operand, Tensor, ops};
 
 /// A tensor that two GEMMs read. The recipe may run either of them in high precision.
 #[derive(Debug)]
@@ -29,6 +29,14 @@ impl Quantized {
     /// Returns the operand as it was quantized.
     pub(crate) fn operand(&self) -> &Operand {
         &self.operand
+    }
+
+    /// Returns the values, which were asked for, in `dtype`.
+    pub(crate) fn values(&self, dtype: DType) -> Result<Tensor> {
+        match &self.high {
+            Some(high) => Ok(ops::cast(high, dtype)?),
+            None => Ok(self.operand.dequantize(dtype)?),
+        }
     }
 
     /// Returns the operand for a GEMM that runs in FP8, or in high precision.

@@ -22,6 +22,7 @@ mod golden;
 mod golden_options;
 mod gradients;
 mod llama;
+mod lora;
 mod loss_scaler;
 mod modes;
 mod old_checkpoints;

@@ -1,0 +1,267 @@
+//! Low-rank adapters beside the weight of a Linear.
+
+use crate::{Error, Parameter, Result, init};
+use fp8_kernels::ops::{self, Accumulation};
+use fp8_kernels::{DType, Device, Operand, Tensor};
+use fp8_recipe::Backward;
+use rand::Rng;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Options of an adapter of a [`Linear`](crate::Linear): see [`Loras::add`].
+#[derive(Debug, Clone)]
+pub struct LoraOptions {
+    /// r, the columns of B and the rows of A. Required.
+    pub rank: usize,
+    /// s, the factor of the product B · A: α / r for LoRA, α / √r for rank-stabilized LoRA. Default: 2.
+    pub scale: f32,
+    /// The dtype of A and B: f32, bf16 or f16. They are cast to the dtype that the layer computes in. Default: [`DType::F32`].
+    pub params_dtype: DType,
+}
+
+impl Default for LoraOptions {
+    fn default() -> Self {
+        Self { rank: 0, scale: 2.0, params_dtype: DType::F32 }
+    }
+}
+
+/// An adapter of a [`Linear`](crate::Linear), which adds s · B · A to some rows of the weight: see [`Loras::add`].
+///
+/// ```
+/// use fp8_nn::LoraOptions;
+/// use fp8_nn::prelude::*;
+///
+/// let mut rng = fp8_nn::rand::rng();
+/// let options = LinearOptions { in_features: 8, out_features: 6, ..Default::default() };
+/// let mut qkv = Linear::new("qkv", options, &Device::cpu(), &mut rng)?;
+/// qkv.loras_mut().add("k", 2..4, &LoraOptions { rank: 4, ..Default::default() }, &mut rng)?;
+/// let lora = &qkv.loras().all()[0];
+/// assert_eq!((lora.a().shape().to_string(), lora.b().shape().to_string()), ("[4, 8]".into(), "[2, 4]".into()));
+/// assert_eq!((lora.rows(), lora.scale()), (2..4, 2.0));
+/// # Ok::<(), fp8_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Lora {
+    a: Parameter,
+    b: Parameter,
+    rows: Range<usize>,
+    scale: f32,
+}
+
+/// The values that the backward pass of adapters needs.
+#[derive(Debug)]
+pub(crate) struct LoraSaved {
+    x: Tensor,
+    /// s · x · Aᵀ of each adapter.
+    h: Vec<Tensor>,
+}
+
+impl Lora {
+    /// Returns A, `[rank, in_features]`.
+    pub fn a(&self) -> &Parameter {
+        &self.a
+    }
+
+    /// Returns B, `[rows, rank]`.
+    pub fn b(&self) -> &Parameter {
+        &self.b
+    }
+
+    /// Returns the rows of the weight, which are features of the output, that the adapter adds to.
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Returns s, the factor of B · A.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    fn operands(&self, dtype: DType) -> Result<[Operand; 2]> {
+        Ok([Operand::High(self.a.values(dtype)?), Operand::High(self.b.values(dtype)?)])
+    }
+}
+
+/// The adapters of a [`Linear`](crate::Linear), from [`Linear::loras`](crate::Linear::loras), or of all Linears of a model, from
+/// [`Layer::visit_loras_mut`](crate::Layer::visit_loras_mut). Its example adds some.
+#[derive(Debug)]
+pub struct Loras {
+    /// The layer's path.
+    path: Arc<str>,
+    /// The shape of the weight.
+    features: usize,
+    in_features: usize,
+    device: Device,
+    /// In the order of their rows.
+    all: Vec<Lora>,
+}
+
+impl Loras {
+    /// No adapters yet, of a layer at `path` with a weight `[features, in_features]`.
+    pub(crate) fn new(path: &Arc<str>, [features, in_features]: [usize; 2], device: &Device) -> Self {
+        Self { path: path.clone(), features, in_features, device: device.clone(), all: Vec::new() }
+    }
+
+    /// Returns the path of the layer, which its weight's name begins with.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Returns the shape of the layer's weight, `[out_features, in_features]`.
+    pub fn weight_shape(&self) -> [usize; 2] {
+        [self.features, self.in_features]
+    }
+
+    /// Returns the adapters, in the order of their rows.
+    pub fn all(&self) -> &[Lora] {
+        &self.all
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.all.iter().flat_map(|lora| [&lora.a, &lora.b])
+    }
+
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        self.all.iter_mut().flat_map(|lora| [&mut lora.a, &mut lora.b])
+    }
+
+    /// Adds a low-rank adapter (LoRA) to the rows `rows` of the weight: `y[rows] += s · B · (A · x)`. A is `[rank, in_features]`,
+    /// uniform in ±1/√in_features; B is `[rows, rank]` and 0, so that nothing changes at first. A layer that fuses several Linears,
+    /// such as q, k and v, takes one for each. Adapters compute in high precision, whatever the recipe.
+    ///
+    /// The parameters are `<path>.lora.<name>.a` and `<path>.lora.<name>.b`. Create optimizers and [`Scaling`](fp8_recipe::Scaling)
+    /// behind the last adapter. Freeze the rest of the model to train adapters alone ([`Parameter::set_trainable`]).
+    ///
+    /// Adapters read the layer's input in high precision, so a layer keeps it for backward, and an operation that quantizes its result
+    /// (a norm, an activation, fused attention) computes its values once more.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// use fp8_nn::LoraOptions;
+    ///
+    /// let mut rng = fp8_nn::rand::rng();
+    /// let options = LinearOptions { in_features: 2, out_features: 2, bias: false, ..Default::default() };
+    /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+    /// fc.loras_mut().add("all", 0..2, &LoraOptions { rank: 1, scale: 2.0, ..Default::default() }, &mut rng)?;
+    /// let values = [vec![1.0, 0.0, 0.0, 1.0], vec![1.0, 1.0], vec![0.5, 0.0]]; // W, A and B
+    /// for (parameter, values) in parameters_mut(&mut fc).into_iter().zip(values) {
+    ///     parameter.set(Tensor::from_vec(values, *parameter.shape(), &Device::cpu())?)?;
+    /// }
+    /// let mut scaling = Scaling::new(&fc, &Device::cpu())?;
+    /// let x = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &Device::cpu())?;
+    /// let (y, _) = scaling.in_autocast(&Recipe::off(), |cx| fc.forward(cx, &x))?;
+    /// assert_eq!(y.to_f32_vec()?, [3.0 + 2.0 * 0.5 * 7.0, 4.0]);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A rank of 0; a scale that is not finite; no rows, rows that the weight does not have, or that another adapter has; a name that
+    /// another adapter has; a `params_dtype` that is not a float.
+    pub fn add(
+        &mut self,
+        name: &str,
+        rows: Range<usize>,
+        options: &LoraOptions,
+        rng: &mut impl Rng,
+    ) -> Result<()> {
+        let LoraOptions { rank, scale, params_dtype } = *options;
+        let (features, in_features) = (self.features, self.in_features);
+        let path = format!("{}.lora.{name}", self.path);
+        let refused = |option, value: String, remedy: String| {
+            Err(Error::Option { part: path.clone(), option, value, remedy })
+        };
+        init::check_params_dtype(&path, params_dtype)?;
+        init::check_positive(&path, &[("rank", rank)])?;
+        if !scale.is_finite() {
+            return refused("scale", scale.to_string(), "expected a finite number".to_owned());
+        }
+        if rows.is_empty() || rows.end > features {
+            let remedy = format!("expected a part of 0..{features}, the rows of the weight");
+            return refused("rows", format!("{rows:?}"), remedy);
+        }
+        let overlaps = |other: &&Lora| other.rows.start < rows.end && rows.start < other.rows.end;
+        if let Some(other) = self.all.iter().find(overlaps) {
+            let remedy = format!("{:?} has an adapter: expected other rows", other.rows);
+            return refused("rows", format!("{rows:?}"), remedy);
+        }
+        let a_name = format!("{path}.a");
+        if self.all.iter().any(|other| **other.a.name() == *a_name) {
+            let remedy = "expected a name that no other adapter of the layer has".to_owned();
+            return refused("name", name.to_owned(), remedy);
+        }
+        init::check_parameter(&path, "a", [rank, in_features])?;
+        init::check_parameter(&path, "b", [rows.len(), rank])?;
+        let bound = 1.0 / (in_features as f32).sqrt();
+        let a = init::uniform([rank, in_features], bound, params_dtype, &self.device, rng)?;
+        let b = Tensor::zeros([rows.len(), rank], params_dtype, &self.device)?;
+        let a = Parameter::new(a_name, a)?;
+        let b = Parameter::new(format!("{path}.b"), b)?;
+        self.all.push(Lora { a, b, rows, scale });
+        self.all.sort_by_key(|lora| lora.rows.start);
+        Ok(())
+    }
+
+    /// Adds what the adapters make of `x` to `y`, in `dtype`.
+    pub(crate) fn forward(&self, x: Tensor, y: &Tensor, dtype: DType) -> Result<(Tensor, LoraSaved)> {
+        let sizes = self.sizes();
+        let mut parts = ops::split(y, &sizes)?;
+        let input = Operand::High(x.clone());
+        let mut h = Vec::with_capacity(self.all.len());
+        for (lora, part) in self.all.iter().zip(parts.iter_mut().skip(1).step_by(2)) {
+            let [a, b] = lora.operands(dtype)?;
+            let product = ops::fprop(&input, &a, None, dtype, Accumulation::Split)?;
+            let scaled = ops::scale(&product, lora.scale)?;
+            let sum = ops::fprop(&Operand::High(scaled.clone()), &b, None, dtype, Accumulation::Split)?;
+            *part = ops::add(part, &sum.reshape(*part.shape())?)?;
+            h.push(scaled);
+        }
+        Ok((ops::concat(&parts.iter().collect::<Vec<_>>())?, LoraSaved { x, h }))
+    }
+
+    /// Adds the gradients of the adapters' parameters, and what the adapters contribute to `dx`, the gradient of the input.
+    pub(crate) fn backward(
+        &mut self,
+        cx: &Backward<'_>,
+        saved: LoraSaved,
+        dy: &Tensor,
+        mut dx: Tensor,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let parts = ops::split(dy, &self.sizes())?;
+        let (input, lone_recipe) = (Operand::High(saved.x), cx.lone_recipe());
+        for ((lora, dy), h) in self.all.iter_mut().zip(parts.into_iter().skip(1).step_by(2)).zip(saved.h) {
+            let [a, b] = lora.operands(dtype)?;
+            let dy = Operand::High(dy);
+            let dh = ops::scale(&ops::dgrad(&dy, &b, dtype, Accumulation::Split)?, lora.scale)?;
+            let dh = Operand::High(dh);
+            let of_x = ops::dgrad(&dh, &a, dtype, Accumulation::Split)?;
+            dx = ops::add(&dx, &of_x.reshape(*dx.shape())?)?;
+            let h = Operand::High(h);
+            let wgrad = |of: [&Operand; 2], parameter: &mut Parameter| {
+                let [dy, x] = of;
+                parameter.fill(lone_recipe.clone(), |grad, name| {
+                    Ok(ops::wgrad(dy, x, grad, name, Accumulation::Split)?)
+                })
+            };
+            wgrad([&dy, &h], &mut lora.b)?;
+            wgrad([&dh, &input], &mut lora.a)?;
+        }
+        Ok(dx)
+    }
+
+    /// The features of the output in front of each adapter's, those, and the rest.
+    fn sizes(&self) -> Vec<usize> {
+        let mut start = 0;
+        let mut sizes = Vec::with_capacity(2 * self.all.len() + 1);
+        for lora in &self.all {
+            sizes.extend([lora.rows.start - start, lora.rows.len()]);
+            start = lora.rows.end;
+        }
+        sizes.push(self.features - start);
+        sizes
+    }
+}
