@@ -3,6 +3,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod atomic_folder;
 mod calibrate;
 mod carried;
@@ -42,6 +43,7 @@ mod tokenizer;
 mod values;
 mod weights;
 
+pub use adapter::{Adapter, save_adapter};
 pub use atomic_folder::AtomicFolder;
 pub use calibrate::calibrate;
 pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};

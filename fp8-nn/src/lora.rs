@@ -198,8 +198,8 @@ impl Loras {
         let bound = 1.0 / (in_features as f32).sqrt();
         let a = init::uniform([rank, in_features], bound, params_dtype, &self.device, rng)?;
         let b = Tensor::zeros([rows.len(), rank], params_dtype, &self.device)?;
-        let a = Parameter::new(a_name, a)?;
-        let b = Parameter::new(format!("{path}.b"), b)?;
+        let a = Parameter::new(a_name, a)?.cast_by_layer();
+        let b = Parameter::new(format!("{path}.b"), b)?.cast_by_layer();
         self.all.push(Lora { a, b, rows, scale });
         self.all.sort_by_key(|lora| lora.rows.start);
         Ok(())

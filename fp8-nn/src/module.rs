@@ -51,6 +51,11 @@ pub trait Layer: Slots + Debug + Send {
     /// Calls `f` with the adapters of every [`Linear`](crate::Linear) in the layer, in the order of their weights.
     ///
     /// By default it calls nothing: for a layer without Linears. [`composite!`](crate::composite) implements it.
+    fn visit_loras<'a>(&'a self, _f: &mut dyn FnMut(&'a Loras)) {}
+
+    /// Calls `f` with the adapters of every [`Linear`](crate::Linear) in the layer, in the order of their weights, to add some.
+    ///
+    /// By default it calls nothing: for a layer without Linears. [`composite!`](crate::composite) implements it.
     ///
     /// ```
     /// use fp8_nn::LoraOptions;
@@ -245,6 +250,10 @@ pub fn num_parameters(model: &(impl Layer + ?Sized)) -> usize {
 }
 
 impl<L: Layer + ?Sized> Layer for Box<L> {
+    fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a Loras)) {
+        (**self).visit_loras(f);
+    }
+
     fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
         (**self).visit_loras_mut(f);
     }
@@ -259,6 +268,10 @@ impl<L: Layer + ?Sized> Layer for Box<L> {
 }
 
 impl<L: Layer> Layer for Option<L> {
+    fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a Loras)) {
+        self.iter().for_each(|layer| layer.visit_loras(f));
+    }
+
     fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
         self.iter_mut().for_each(|layer| layer.visit_loras_mut(f));
     }
@@ -273,6 +286,10 @@ impl<L: Layer> Layer for Option<L> {
 }
 
 impl<L: Layer> Layer for Vec<L> {
+    fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a Loras)) {
+        self.iter().for_each(|layer| layer.visit_loras(f));
+    }
+
     fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
         self.iter_mut().for_each(|layer| layer.visit_loras_mut(f));
     }
@@ -350,6 +367,9 @@ macro_rules! composite {
                 }
                 fn visit_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Parameter)) {
                     $(self.$child.visit_mut(f);)+
+                }
+                fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a $crate::Loras)) {
+                    $(self.$child.visit_loras(f);)+
                 }
                 fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut $crate::Loras)) {
                     $(self.$child.visit_loras_mut(f);)+

@@ -49,6 +49,8 @@ pub struct Parameter {
     is_trainable: bool,
     version: Arc<WeightVersion>,
     agreement: Agreement,
+    /// Whether its layer casts it to the dtype that it computes in, whatever the scope says.
+    is_cast: bool,
 }
 
 /// The value as it is stored.
@@ -106,7 +108,18 @@ impl Parameter {
             is_trainable,
             version: Arc::default(),
             agreement: Agreement::default(),
+            is_cast: false,
         })
+    }
+
+    /// Notes that its layer casts it, so that it may have another dtype than the other parameters.
+    pub(crate) fn cast_by_layer(mut self) -> Self {
+        self.is_cast = true;
+        self
+    }
+
+    pub(crate) const fn is_cast_by_layer(&self) -> bool {
+        self.is_cast
     }
 
     /// Returns the parameter with the slot that quantizes it. [`quantize_weights`](crate::quantize_weights) can then store it in

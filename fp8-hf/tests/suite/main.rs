@@ -1,6 +1,7 @@
 //! Hugging Face folders: configurations, hostile files, and exports against those of peers.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapters;
 mod calibration;
 mod config;
 mod decoder;

@@ -131,6 +131,14 @@ impl Layer for Head {
         }
     }
 
+    fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a Loras)) {
+        match self {
+            Self::Tied => {}
+            Self::Linear(head) => head.visit_loras(f),
+            Self::Own(head) => head.visit_loras(f),
+        }
+    }
+
     fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
         match self {
             Self::Tied => {}

@@ -430,6 +430,10 @@ impl Layer for Linear {
         self.loras.parameters_mut().for_each(f);
     }
 
+    fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a Loras)) {
+        f(&self.loras);
+    }
+
     fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
         f(&mut self.loras);
     }

@@ -167,6 +167,10 @@ impl Layer for Projection {
         self.layer_mut().visit_mut(f);
     }
 
+    fn visit_loras<'a>(&'a self, f: &mut dyn FnMut(&'a Loras)) {
+        self.layer().visit_loras(f);
+    }
+
     fn visit_loras_mut<'a>(&'a mut self, f: &mut dyn FnMut(&'a mut Loras)) {
         self.layer_mut().visit_loras_mut(f);
     }
