@@ -7,6 +7,7 @@
 //! | `recipe/` | one trace of the scale update | bit for bit |
 //! | `nn/` | one layer in high precision or in FP8 | within tolerances |
 //! | `hf/` | logits, gradients or greedy tokens of one Hugging Face model | within tolerances, tokens equal |
+//! | `train/` | one run of fine-tuning, or one thing that an adapter is used for | within tolerances |
 
 mod blocks;
 mod codec;
@@ -14,6 +15,7 @@ mod hf;
 mod nn;
 mod recipe;
 mod tally;
+mod train;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +28,7 @@ use tally::Tally;
 
 #[derive(clap::Args)]
 pub(crate) struct Golden {
-    /// Folder with some of blocks/, codec/, recipe/, nn/ and hf/ [default: the data in the crates' tests]
+    /// Folder with some of blocks/, codec/, recipe/, nn/, hf/ and train/ [default: the data in the crates' tests]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Device for blocks, recipes and layers, cpu or cuda:N; the codec always runs on the CPU
@@ -63,8 +65,15 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     if hf.is_dir() {
         hf::run(&hf, &device, &mut tally)?;
     }
+    let train = folder("fp8-hf", "train");
+    if train.is_dir() {
+        train::run(&train, &device, &mut tally)?;
+    }
     if tally.passed + tally.failed == 0 {
-        let all = blocks.iter().chain([&codec, &recipe, &nn, &hf]).map(|folder| folder.display().to_string());
+        let all = blocks
+            .iter()
+            .chain([&codec, &recipe, &nn, &hf, &train])
+            .map(|folder| folder.display().to_string());
         let looked = all.collect::<Vec<_>>().join(", ");
         return Err(format!("golden: no case found; looked in {looked}").into());
     }

@@ -16,7 +16,7 @@
 //! Models are loaded in f32 and run in high precision, unless the row says FP8. A comparison counts only if the files have
 //! something to compare with.
 
-mod check;
+pub(super) mod check;
 mod export;
 mod model;
 

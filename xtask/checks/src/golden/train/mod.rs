@@ -1,0 +1,70 @@
+//! Fine-tuning as PyTorch, transformers and peft do it.
+//!
+//! | folder | one case is | at most, relative to the largest expected magnitude |
+//! |---|---|---|
+//! | `full/MODEL` | a run of some steps: losses, gradient norms, parameters at the end | 1e-5, 3e-5, 1e-4 (keys' biases 3e-4) |
+//! | `lora/CASE` | the same of an adapter beside a frozen base | 1e-5, 3e-5, 1e-4 |
+//! | `lora/CASE` | logits with `adapter` and `adapter_bf16` | 1e-5 |
+//! | `lora/CASE` | gradients at the final adapter | 2e-5 |
+//! | `lora/CASE` | each kind of merged weights that the dtype of the base's files gives | 1e-6; bf16: 1 in 1,000 values |
+//! | `lora/refuse/FOLDER` | a folder that is refused | the names in the error |
+//!
+//! Models run in high precision.
+
+mod adapter;
+mod run;
+
+use super::hf::check::{Check, name, text};
+use super::tally::Tally;
+use crate::result::Result as TaskResult;
+use fp8_nn::prelude::Device;
+use safetensors::SafeTensors;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
+    for case in folders(&folder.join("full"), "run.json")? {
+        tally.record(&format!("train/full/{}", name(&case)), run::full(&case, device));
+    }
+    let lora = folder.join("lora");
+    for case in folders(&lora, "run.json")? {
+        adapter::compare(&lora, &case, device, tally);
+    }
+    let refuse = lora.join("refuse");
+    if refuse.join("cases.json").is_file() {
+        adapter::refused(&lora, &refuse, tally)?;
+    }
+    Ok(())
+}
+
+/// Returns the folders in `parent` that have this file, sorted; none if it does not exist.
+fn folders(parent: &Path, file: &str) -> TaskResult<Vec<PathBuf>> {
+    if !parent.is_dir() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(parent)?.map(|entry| Ok(entry?.path()));
+    let mut found = entries.collect::<std::io::Result<Vec<_>>>()?;
+    found.retain(|path| path.join(file).is_file());
+    found.sort();
+    Ok(found)
+}
+
+/// The f32 values of a tensor.
+fn floats(tensors: &SafeTensors<'_>, name: &str) -> Check<Vec<f32>> {
+    let view = tensors.tensor(name).map_err(text)?;
+    if view.dtype() != safetensors::Dtype::F32 {
+        return Err(format!("`{name}` is {:?}: expected F32", view.dtype()));
+    }
+    Ok(view.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+}
+
+/// The integers of an i64 tensor.
+fn integers(tensors: &SafeTensors<'_>, name: &str) -> Check<(Vec<i32>, Vec<usize>)> {
+    let view = tensors.tensor(name).map_err(text)?;
+    if view.dtype() != safetensors::Dtype::I64 {
+        return Err(format!("`{name}` is {:?}: expected I64", view.dtype()));
+    }
+    let values =
+        view.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as i32).collect();
+    Ok((values, view.shape().to_vec()))
+}
