@@ -8,6 +8,7 @@
 //! fp8 eval SmolLM2-135M-FP8 --text book.txt
 //! fp8 generate SmolLM2-135M-FP8 --prompt "The capital of France is"
 //! fp8 export run/fp8 model --scheme tensor --static-inputs
+//! fp8 merge SmolLM2-135M adapter SmolLM2-135M-tuned
 //! fp8 launch -n 4 -- ./train
 //! ```
 //!
@@ -27,6 +28,7 @@ mod ids;
 mod inspect;
 mod interrupt;
 mod launch;
+mod merge;
 mod model;
 mod options;
 mod output;
@@ -84,6 +86,7 @@ fn run() -> Result<(), Failure> {
         Command::Eval(options) => eval::run(&options)?,
         Command::Generate(options) => generate::run(&options)?,
         Command::Export(options) => export::run(&options)?,
+        Command::Merge(options) => merge::run(&options)?,
         Command::Launch(options) => return launch::run(&options),
         Command::Train(options) => return train::run(*options, &given),
     };

@@ -4,10 +4,11 @@ use crate::failure::{Failure, about_device};
 use crate::table::{count, shortened};
 use crate::values::{dtype, threads};
 use clap::Args;
-use fp8_hf::{Dtype, Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
+use fp8_hf::{Adapter, Dtype, Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
+use fp8_nn::frozen;
 use fp8_nn::prelude::*;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The options of commands that run a model.
@@ -24,6 +25,9 @@ pub(crate) struct ModelOptions {
     /// Type of weights and activations where they are not FP8: f32, bf16 or f16
     #[arg(long, default_value = "f32", value_parser = dtype)]
     dtype: DType,
+    /// A LoRA adapter for the model, as peft writes it: a folder with adapter_config.json and adapter_model.safetensors
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// cpu, or cuda:N for the GPU with index N
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -46,6 +50,7 @@ enum RecipeName {
 pub(crate) struct Opened {
     pub(crate) folder: Folder,
     recipe: Recipe,
+    adapter: Option<Adapter>,
     device: Device,
     /// The time that opening it took.
     time: Duration,
@@ -107,11 +112,13 @@ impl ModelOptions {
         let device = Device::from_name(&self.device).map_err(|error| self.device_failure(&error))?;
         let start = Instant::now();
         let folder = Folder::open(&self.model)?;
+        let open = |path: &PathBuf| open_adapter("--adapter ", path, &folder);
+        let adapter = self.adapter.as_ref().map(open).transpose()?;
         let recipe = match recipe {
             Some(recipe) => recipe,
             None => folder.recipe()?,
         };
-        Ok(Opened { folder, recipe, device, time: start.elapsed() })
+        Ok(Opened { folder, recipe, adapter, device, time: start.elapsed() })
     }
 
     fn device_failure(&self, error: &fp8_nn::fp8_kernels::Error) -> Failure {
@@ -137,7 +144,7 @@ impl ModelOptions {
 
     /// Reads the model, for sequences of at most `longest` tokens.
     pub(crate) fn load(&self, opened: Opened, longest: usize) -> Result<Loaded, Failure> {
-        let Opened { folder, recipe, device, time } = opened;
+        let Opened { folder, recipe, adapter, device, time } = opened;
         let start = Instant::now();
         let fp8 = match self.recipe {
             RecipeName::Checkpoint => Fp8Weights::Keep,
@@ -150,7 +157,10 @@ impl ModelOptions {
             max_seq_length: Some(longest),
             ..Default::default()
         };
-        let model = folder.load(&options, &device)?;
+        let mut model = folder.load(&options, &device)?;
+        if let Some(adapter) = adapter {
+            frozen(|| adapter.add_to(&mut model, &folder.config, self.dtype))?;
+        }
         let mut scaling = Scaling::new(&model, &device).map_err(fp8_nn::Error::from)?;
         if fp8 == Fp8Weights::Keep {
             folder.load_input_scales(&model, &mut scaling)?;
@@ -178,8 +188,19 @@ impl ModelOptions {
                 text
             }
         };
-        format!("{}, {recipe}, {}", self.dtype, self.device)
+        let adapter =
+            self.adapter.as_ref().map(|path| format!(", adapter {}", shortened(&path.display().to_string())));
+        format!("{}, {recipe}{}, {}", self.dtype, adapter.unwrap_or_default(), self.device)
     }
+}
+
+/// Opens an adapter of the model in `folder`. `option` stands in front of its path in errors.
+pub(crate) fn open_adapter(option: &str, path: &Path, folder: &Folder) -> Result<Adapter, Failure> {
+    if !path.is_dir() {
+        let problem = "expected the folder of a LoRA adapter, as peft writes it";
+        return Err(Failure::input(format!("{option}{}: {problem}", path.display())));
+    }
+    Ok(Adapter::open(path, &folder.config)?)
 }
 
 /// Describes how a recipe computes without earlier steps, if that differs from what its name says.

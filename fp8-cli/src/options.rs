@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::generate::{self, Generate};
 use crate::inspect::{self, Inspect};
 use crate::launch::{self, Launch};
+use crate::merge::{self, Merge};
 use crate::quantize::{self, Quantize};
 use crate::train::options::Given;
 use crate::train::{self, Train};
@@ -47,6 +48,9 @@ pub(crate) enum Command {
     /// Writes a training checkpoint as a folder, in high precision or in FP8
     #[command(after_help = export::EXAMPLE)]
     Export(Export),
+    /// Adds a LoRA adapter to the weights of a model, and writes the sum as a folder
+    #[command(after_help = merge::EXAMPLE)]
+    Merge(Merge),
     /// Trains a small GPT in high precision and in FP8, and compares the two
     #[command(after_help = train::EXAMPLE)]
     Train(Box<Train>),
@@ -105,11 +109,11 @@ mod tests {
         for (line, sentence) in [
             (
                 &[][..],
-                "expected a command: inspect, quantize, eval, generate, export, launch, train; fp8 --help says more",
+                "expected a command: inspect, quantize, eval, generate, export, merge, launch, train; fp8 --help says more",
             ),
             (
                 &["inspekt"],
-                "unknown command inspekt; the known ones are inspect, quantize, eval, generate, export, launch, train",
+                "unknown command inspekt; the known ones are inspect, quantize, eval, generate, export, merge, launch, train",
             ),
             (&["inspect", "a", "--jsn"], "unknown option --jsn; did you mean --json?"),
             (&["inspect", "a", "--report"], "--report needs a value"),

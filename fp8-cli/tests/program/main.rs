@@ -1,6 +1,7 @@
 //! The program `fp8`: its output, the mistakes of people, kills and full disks.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapters;
 mod data_parallel;
 mod destinations;
 mod endings;

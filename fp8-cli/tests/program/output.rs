@@ -110,7 +110,7 @@ fn a_checkpoint_is_exported_and_inspected() {
 #[test]
 fn help_is_printed_and_a_closed_pipe_is_no_error() {
     let place = tempfile::tempdir().unwrap();
-    for command in ["inspect", "quantize", "eval", "generate", "export"] {
+    for command in ["inspect", "quantize", "eval", "generate", "export", "merge"] {
         let out = printed(place.path(), &format!("{command} --help"));
         assert!(out.contains(&format!("Usage: fp8 {command}")), "{out}");
     }

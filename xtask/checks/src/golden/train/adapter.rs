@@ -3,7 +3,7 @@
 use super::super::hf::check::{Check, close, name, text};
 use super::super::tally::Tally;
 use super::run::{self, Run};
-use super::{floats, integers};
+use super::values::{floats, integers};
 use crate::result::Result as TaskResult;
 use fp8_hf::{Adapter, Config, Dtype, Folder, LoadOptions, Weights};
 use fp8_nn::prelude::*;

@@ -13,12 +13,12 @@
 
 mod adapter;
 mod run;
+mod values;
 
-use super::hf::check::{Check, name, text};
+use super::hf::check::name;
 use super::tally::Tally;
 use crate::result::Result as TaskResult;
 use fp8_nn::prelude::Device;
-use safetensors::SafeTensors;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -47,24 +47,4 @@ fn folders(parent: &Path, file: &str) -> TaskResult<Vec<PathBuf>> {
     found.retain(|path| path.join(file).is_file());
     found.sort();
     Ok(found)
-}
-
-/// The f32 values of a tensor.
-fn floats(tensors: &SafeTensors<'_>, name: &str) -> Check<Vec<f32>> {
-    let view = tensors.tensor(name).map_err(text)?;
-    if view.dtype() != safetensors::Dtype::F32 {
-        return Err(format!("`{name}` is {:?}: expected F32", view.dtype()));
-    }
-    Ok(view.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
-}
-
-/// The integers of an i64 tensor.
-fn integers(tensors: &SafeTensors<'_>, name: &str) -> Check<(Vec<i32>, Vec<usize>)> {
-    let view = tensors.tensor(name).map_err(text)?;
-    if view.dtype() != safetensors::Dtype::I64 {
-        return Err(format!("`{name}` is {:?}: expected I64", view.dtype()));
-    }
-    let values =
-        view.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as i32).collect();
-    Ok((values, view.shape().to_vec()))
 }

@@ -1,7 +1,7 @@
 //! A run: its steps as the library makes them, beside those that PyTorch has made.
 
 use super::super::hf::check::{Check, close, text};
-use super::{floats, integers};
+use super::values::{floats, integers};
 use fp8_hf::{Adapter, Config, Folder, LoadOptions};
 use fp8_nn::fp8_kernels::ops::CrossEntropyOptions;
 use fp8_nn::prelude::*;
@@ -77,7 +77,7 @@ impl Run {
                 let (ids, targets) = (tensor(part(ids, 0))?, tensor(targets.to_vec())?);
                 let info = SequenceInfo::default();
                 let loss = scaling.in_autocast(&Recipe::off(), |cx| {
-                    model.loss_with_info(cx, &ids, &targets, options.clone(), &info)
+                    model.loss_with_info(cx, &ids, &targets, options, &info)
                 });
                 let (loss, saved) = loss.map_err(text)?;
                 sum += f64::from(loss.item().map_err(text)?);
