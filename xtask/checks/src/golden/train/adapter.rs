@@ -2,7 +2,7 @@
 
 use super::super::hf::check::{Check, close, name, text};
 use super::super::tally::Tally;
-use super::run::{self, Run};
+use super::steps::{self, Run};
 use super::values::{floats, integers};
 use crate::result::Result as TaskResult;
 use fp8_hf::{Adapter, Config, Dtype, Folder, LoadOptions, Weights};
@@ -25,7 +25,7 @@ pub(super) fn compare(lora: &Path, case: &Path, device: &Device, tally: &mut Tal
         Err(error) => return record(tally, "run.json", Err(error)),
     };
     if case.join("initial").is_dir() {
-        record(tally, "run", run::adapter(case, &base, device));
+        record(tally, "run", steps::adapter(case, &base, device));
     }
     for kind in ["adapter", "adapter_bf16"] {
         record(tally, kind, logits(case, &base, kind, device));

@@ -12,7 +12,7 @@
 //! Models run in high precision.
 
 mod adapter;
-mod run;
+mod steps;
 mod values;
 
 use super::hf::check::name;
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
     for case in folders(&folder.join("full"), "run.json")? {
-        tally.record(&format!("train/full/{}", name(&case)), run::full(&case, device));
+        tally.record(&format!("train/full/{}", name(&case)), steps::full(&case, device));
     }
     let lora = folder.join("lora");
     for case in folders(&lora, "run.json")? {
