@@ -2,7 +2,7 @@
 
 use crate::destination::Destination;
 use crate::failure::Failure;
-use crate::ids::read_ids;
+use crate::ids::{read_ids, read_shard};
 use crate::model::{Loaded, ModelOptions, peak_memory, with_threads};
 use crate::progress::{Unit, spin, watch};
 use crate::table::{bytes, count as counted, quoted};
@@ -35,8 +35,9 @@ pub(crate) struct Eval {
     /// skipped), or - for standard input
     #[arg(long, value_name = "FILE|DIR")]
     text: Option<PathBuf>,
-    /// Tokens in place of a text: a safetensors file with `input_ids`, integers [windows, tokens]
-    #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["text", "seq_length"])]
+    /// Tokens in place of a text: a safetensors file with `input_ids`, integers [windows, tokens]; or a file *.bin of llm.c or nanoGPT,
+    /// which is cut into windows of --seq-length tokens
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
     ids: Option<PathBuf>,
     /// Tokens in a window (default: 512, or the longest sequence of the model if that is shorter)
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
@@ -110,16 +111,20 @@ impl Eval {
         let longest = config.longest_sequence();
         let mut windows = match (text, &self.ids) {
             (Some(text), _) => {
-                let seq = self.seq_length.unwrap_or(SEQ_LENGTH.min(longest));
-                if seq < 2 || seq > longest {
-                    return Err(Failure::input(format!(
-                        "--seq-length {seq}: expected 2 to {longest}, the longest sequence of the model"
-                    )));
-                }
+                let seq = self.window_length(longest)?;
                 let tokenizer = Tokenizer::open(folder.path(), config.vocab_size)?;
                 Windows::of_text(&tokenizer, text, self.start_token, seq, self.windows)?
             }
+            (None, Some(path)) if path.extension().is_some_and(|end| end.eq_ignore_ascii_case("bin")) => {
+                let seq = self.window_length(longest)?;
+                let tokens = read_shard(path, config, seq, self.windows.unwrap_or(usize::MAX))?;
+                Windows { tokens, start: None, sentence: None }
+            }
             (None, Some(path)) => {
+                if self.seq_length.is_some() {
+                    let text = "--seq-length has no effect with windows in a safetensors file: leave it out";
+                    return Err(Failure::input(text));
+                }
                 let tokens = read_ids(path, config, self.windows.unwrap_or(usize::MAX))?;
                 Windows { tokens, start: None, sentence: None }
             }
@@ -131,6 +136,17 @@ impl Eval {
         }
         windows.tokens.truncate(self.windows.unwrap_or(usize::MAX));
         Ok(windows)
+    }
+
+    /// Returns the tokens in a window that is cut from a text or a file of tokens.
+    fn window_length(&self, longest: usize) -> Result<usize, Failure> {
+        let seq = self.seq_length.unwrap_or(SEQ_LENGTH.min(longest));
+        if (2..=longest).contains(&seq) {
+            return Ok(seq);
+        }
+        Err(Failure::input(format!(
+            "--seq-length {seq}: expected 2 to {longest}, the longest sequence of the model"
+        )))
     }
 
     /// Refuses losses that are no numbers: a mean over them would say nothing.

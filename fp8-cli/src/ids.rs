@@ -1,7 +1,7 @@
-//! Windows of tokens from a safetensors file.
+//! Windows of tokens from files.
 
 use crate::failure::Failure;
-use fp8_hf::{Config, Dtype, Weights};
+use fp8_hf::{Config, Dtype, TokenFile, Weights};
 use std::path::Path;
 
 const NAME: &str = "input_ids";
@@ -56,4 +56,18 @@ pub(crate) fn read_ids(path: &Path, config: &Config, most: usize) -> Result<Vec<
         windows.push(ids.iter().enumerate().map(fits).collect::<Result<_, _>>()?);
     }
     Ok(windows)
+}
+
+/// Cuts a file of llm.c or nanoGPT into windows of `seq` tokens, of which it reads at most `most`.
+pub(crate) fn read_shard(
+    path: &Path,
+    config: &Config,
+    seq: usize,
+    most: usize,
+) -> Result<Vec<Vec<i32>>, Failure> {
+    let file = TokenFile::open(path)?;
+    let wanted = (seq as u64).saturating_mul(most as u64);
+    let tokens = file.read(0..file.len().min(wanted), config.vocab_size)?;
+    // Nothing follows a token that is alone.
+    Ok(tokens.chunks(seq).filter(|window| window.len() > 1).map(<[i32]>::to_vec).collect())
 }

@@ -37,6 +37,7 @@ mod static_inputs;
 mod targets;
 pub mod text;
 mod tied;
+mod token_file;
 mod token_losses;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
@@ -63,6 +64,7 @@ pub use safetensors::Dtype;
 pub use save::save;
 pub use save_model::save_model;
 pub use scheme::Scheme;
+pub use token_file::{TokenFile, TokenFormat};
 pub use token_losses::{TokenLosses, token_losses};
 #[cfg(feature = "tokenizer")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]

@@ -27,7 +27,7 @@ struct Training {
     optimizer: AdamW,
     scaling: Scaling,
     recipe: Recipe,
-    schedule: CosineSchedule,
+    schedule: Schedule,
 }
 
 impl Training {
@@ -52,7 +52,7 @@ impl Training {
         let optimizer = AdamW::new(AdamWOptions::default())?;
         let scaling = Scaling::new(&model, &device)?;
         let recipe = Recipe::from(DelayedScaling { amax_history_len: 16, ..Default::default() });
-        let schedule = CosineSchedule::new(3e-3, 6, STEPS, 0.1)?; // peak, warm-up steps, all steps, last rate / peak
+        let schedule = Schedule::cosine(3e-3, 6, STEPS, 0.1)?; // peak, warm-up steps, all steps, last rate / peak
         Ok(Self { device, model, optimizer, scaling, recipe, schedule })
     }
 

@@ -95,7 +95,7 @@ fn train(environment: &Environment) -> Result<(), Failure> {
     let mut scaling = Scaling::new(&model, &device)?;
     scaling.set_group(group.clone()); // all use the largest amax of any rank
     let recipe = Recipe::from(DelayedScaling::default());
-    let schedule = CosineSchedule::new(3e-3, 4, STEPS, 0.1)?;
+    let schedule = Schedule::cosine(3e-3, 4, STEPS, 0.1)?;
     // Dividing by the targets of the global batch makes the gradients of the ranks add up to those of the mean.
     let targets = (GLOBAL_BATCH * SEQ) as f32;
     let mean = ops::CrossEntropyOptions { normalizer: Some(targets), ..Default::default() };

@@ -58,7 +58,7 @@ pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
 pub use parameter::{Parameter, frozen};
 pub use quantize_weights::quantize_weights;
 pub use recompute::{Recompute, RecomputeSaved};
-pub use schedule::CosineSchedule;
+pub use schedule::Schedule;
 pub use scopes::Scopes;
 pub use sequence_info::SequenceInfo;
 pub use stack::{AnySaved, DynModule, Stack};

@@ -134,9 +134,14 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "12", value_parser = count::<65_536>)]
     pub(crate) batch: usize,
 
-    /// Highest learning rate, at the end of a linear warm-up; a cosine then lowers it to a hundredth
+    /// Highest learning rate, at the end of a linear warm-up; --schedule says what follows
     #[arg(long, value_name = "RATE", default_value = "1e-3", value_parser = learning_rate, allow_hyphen_values = true)]
     pub(crate) lr: f32,
+
+    /// The learning rate behind the warm-up: constant, or down to a hundredth: linear, cosine, or wsd (constant, then linear in the last
+    /// fifth of the steps)
+    #[arg(long, value_enum, default_value = "cosine", hide_possible_values = true)]
+    pub(crate) schedule: ScheduleName,
 
     /// Share of elements that are dropped in training: of the embedding, of attention probabilities and of residual branches
     #[arg(long, value_name = "P", default_value = "0", value_parser = probability, allow_hyphen_values = true)]
@@ -220,6 +225,15 @@ pub(crate) enum ModelName {
     Llama,
 }
 
+/// `--schedule`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScheduleName {
+    Constant,
+    Linear,
+    Cosine,
+    Wsd,
+}
+
 /// `--recipe`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecipeName {
@@ -244,7 +258,7 @@ pub(crate) enum FormatName {
 }
 
 /// Options that checkpoints of earlier versions do not have. Their defaults are what those versions did.
-const ADDED: [&str; 5] = ["fp8-attention", "fp8-mha", "fp8-weights", "dropout", "model"];
+const ADDED: [&str; 6] = ["fp8-attention", "fp8-mha", "fp8-weights", "dropout", "model", "schedule"];
 
 impl Settings {
     /// Returns every setting as (option name, value). [`Settings::from_values`] reads the same bits back.
@@ -258,6 +272,7 @@ impl Settings {
             ("seq", self.seq.to_string()),
             ("batch", self.batch.to_string()),
             ("lr", self.lr.to_string()),
+            ("schedule", self.schedule.to_string()),
             ("dropout", self.dropout.to_string()),
             ("seed", self.seed.to_string()),
             ("dtype", self.dtype.to_string()),
@@ -431,7 +446,7 @@ macro_rules! display_as_option {
         }
     )*};
 }
-display_as_option!(Dtype, FormatName, ModelName);
+display_as_option!(Dtype, FormatName, ModelName, ScheduleName);
 
 #[cfg(test)]
 mod tests;

@@ -130,9 +130,8 @@ impl Ranks {
     pub(crate) fn agree(&self, given: Vec<String>) -> Result<(), Failure> {
         let Some(group) = self.control() else { return Ok(()) };
         let given: Vec<Arc<str>> = given.into_iter().map(Into::into).collect();
-        group
-            .agree_on_names("options of fp8 train", &given)
-            .map_err(|error| Failure::input(error.to_string()))
+        let agreed = group.agree_on_names("options of fp8 train", &given);
+        agreed.map_err(|error| Failure::input(different(&error).unwrap_or_else(|| error.to_string())))
     }
 
     /// The rows of a batch that this process computes. Those of different processes may differ in number by one.
@@ -184,6 +183,23 @@ impl Ranks {
             group.poison(&failure.to_string());
         }
         failure
+    }
+}
+
+/// Says which option differs between processes, if that is the error.
+fn different(error: &fp8_nn::fp8_recipe::Error) -> Option<String> {
+    let fp8_nn::fp8_recipe::Error::Group(error) = error else { return None };
+    match error.downcast_ref::<fp8_nn::fp8_dist::Error>()?.failure()? {
+        fp8_nn::fp8_dist::Failure::Names { rank, value, other, other_value, .. } => {
+            let [value, other_value] = [value, other_value].map(|value| {
+                // Of a recipe the first line.
+                value.as_deref().unwrap_or("nothing").lines().next().unwrap_or_default().to_owned()
+            });
+            Some(format!(
+                "process {rank} was given {value}, and process {other} {other_value}: give all processes the same options"
+            ))
+        }
+        _ => None,
     }
 }
 

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use fp8_nn::CosineSchedule;
+use fp8_nn::Schedule;
 use fp8_nn::fp8_kernels::MemoryUse;
 
 use crate::failure::Failure;
 use crate::train::batches;
 use crate::train::config::Config;
+use crate::train::options::{ScheduleName, Settings};
 use crate::train::progress::Progress;
 use crate::train::telemetry::Telemetry;
 use crate::train::trainer::{Run, StepResult, Trainer};
@@ -95,10 +96,18 @@ impl Outcome {
 /// The last learning rate as a fraction of the highest, low enough for both trainings to settle.
 const LAST_RATE: f32 = 0.01;
 
-/// A linear warm-up over a tenth of `steps`, at most a hundred, then a cosine from `highest` down to a hundredth of it.
-fn schedule(steps: usize, highest: f32) -> Result<CosineSchedule, String> {
+/// A linear warm-up over a tenth of the steps, at most a hundred, then the way down from the highest rate to a hundredth of it.
+fn schedule(settings: &Settings) -> Result<Schedule, String> {
+    let (steps, highest) = (settings.steps as u64, settings.lr);
     let warmup = (steps / 10).clamp(1, 100);
-    CosineSchedule::new(highest, warmup as u64, steps as u64, LAST_RATE).map_err(|error| error.to_string())
+    let schedule = match settings.schedule {
+        ScheduleName::Constant => Schedule::constant(highest, warmup),
+        ScheduleName::Linear => Schedule::linear(highest, warmup, steps, LAST_RATE),
+        ScheduleName::Cosine => Schedule::cosine(highest, warmup, steps, LAST_RATE),
+        // In the last fifth; in a training of one step there is nothing behind the warm-up.
+        ScheduleName::Wsd => Schedule::warmup_stable_decay(highest, warmup, steps, steps / 5, LAST_RATE),
+    };
+    schedule.map_err(|error| error.to_string())
 }
 
 /// Trains to the last step asked for, saves, and evaluates. A training that diverges or is interrupted returns what it
@@ -116,7 +125,7 @@ pub(crate) fn train<T: Trainer>(
     let failed = |step: usize, error: String| {
         Failure::work(format!("step {step} of the {} training: {error}", run.title()))
     };
-    let schedule = schedule(settings.steps, settings.lr).map_err(Failure::work)?;
+    let schedule = schedule(settings).map_err(Failure::work)?;
     let progress = Progress::new(config, run, journey.step);
     let steps = config.stop_at.saturating_sub(journey.step);
     let validation = batches::held_out(&config.corpus, settings.batch, settings.seq, CURVE_WINDOWS);
@@ -231,10 +240,12 @@ mod tests {
 
     #[test]
     fn the_learning_rate_warms_up_and_falls_to_a_hundredth() {
-        let rates = |steps: usize, highest| {
-            let schedule = schedule(steps, highest).unwrap();
+        let of = |name: &str, steps: usize, highest: f32| {
+            let line = [format!("--steps={steps}"), format!("--lr={highest}"), format!("--schedule={name}")];
+            let schedule = schedule(&crate::train::options::parse(line).unwrap().0.settings).unwrap();
             move |step: u64| schedule.lr(step - 1)
         };
+        let rates = |steps, highest| of("cosine", steps, highest);
         let rate = rates(400, 2e-3);
         assert_eq!(rate(1), 2e-3 / 40.0);
         assert_eq!(rate(40), 2e-3);
@@ -243,6 +254,15 @@ mod tests {
         assert!((40..400).all(|step| rate(step) > rate(step + 1)));
         assert_eq!(rates(1, 2e-3)(1), 2e-3);
         assert_eq!(rates(100_000, 1.0)(100), 1.0);
+        let [constant, linear, wsd] = ["constant", "linear", "wsd"].map(|name| of(name, 400, 2e-3));
+        assert_eq!([constant(20), constant(40), constant(400)], [1e-3, 2e-3, 2e-3]);
+        assert!((linear(220) - 1.01e-3).abs() < 1e-9 && (linear(400) - 2e-5).abs() < 1e-9);
+        assert_eq!([wsd(40), wsd(320)], [2e-3; 2]);
+        assert!(wsd(321) < 2e-3 && (wsd(360) - 1.01e-3).abs() < 1e-9 && (wsd(400) - 2e-5).abs() < 1e-9);
+        // Trainings of few steps have a rate.
+        for name in ["constant", "linear", "cosine", "wsd"] {
+            assert!((1..=9).all(|steps| of(name, steps as usize, 1.0)(steps) > 0.0), "{name}");
+        }
     }
 
     #[test]

@@ -56,6 +56,27 @@ fn a_merged_model_is_the_model_with_the_adapter() {
     assert!(out.contains(", adapter adapter, cpu"), "{out}");
 }
 
+/// Windows of a file of tokens are those of a safetensors file.
+#[test]
+fn a_file_of_tokens_is_evaluated() {
+    let place = place();
+    let place = place.path();
+    let bytes: Vec<u8> = (0..2 * 12).flat_map(|id: u16| (id * 7 % 90).to_le_bytes()).collect();
+    fs::write(place.join("tokens.bin"), &bytes).unwrap();
+    // A token that is left over is no window.
+    fs::write(place.join("more.bin"), [&bytes[..], &[1, 0]].concat()).unwrap();
+    let expected = loss(place, "base");
+    for line in [
+        "--ids tokens.bin --seq-length 12",
+        "--ids more.bin --seq-length 12",
+        "--ids more.bin --seq-length 12 --windows 2",
+    ] {
+        let value: Value =
+            serde_json::from_str(&printed(place, &format!("eval base {line} --json"))).unwrap();
+        assert_eq!((value["loss"].as_f64(), value["windows"].as_u64()), (Some(expected), Some(2)), "{line}");
+    }
+}
+
 #[test]
 fn mistakes_get_a_sentence_and_nothing_is_written() {
     let place = place();

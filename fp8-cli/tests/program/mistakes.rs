@@ -178,6 +178,10 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "a top-k of 0", make: with_tokenizer, line: "generate model --prompt The --top-k 0", sentence: "--top-k 0: expected at least 1" },
     Mistake { what: "a seed with a sign", make: with_tokenizer, line: "generate model --prompt The --seed=-1", sentence: "--seed -1: expected a whole number from 0" },
     Mistake { what: "a GPU where there is none", make: with_tokenizer, line: "generate model --prompt The --device cuda:63", sentence: "--device cuda:63: " },
+    Mistake { what: "a length for windows that have one", make: |folder| { with_tokenizer(folder); ids(folder, "[1, 4]", &[1, 2, 3, 4]); }, line: "eval model --ids ids.safetensors --seq-length 4", sentence: "--seq-length has no effect with windows in a safetensors file" },
+    Mistake { what: "a file of tokens that does not exist", make: with_tokenizer, line: "eval model --ids tokens.bin", sentence: "tokens.bin: not found: expected a file of tokens" },
+    Mistake { what: "a file of tokens with an odd number of bytes", make: |folder| { with_tokenizer(folder); fs::write(folder.join("tokens.bin"), [1, 0, 2]).unwrap(); }, line: "eval model --ids tokens.bin", sentence: "tokens.bin: it has 3 bytes, and no header of llm.c" },
+    Mistake { what: "a file of tokens of another vocabulary", make: |folder| { with_tokenizer(folder); fs::write(folder.join("tokens.bin"), [1, 0, 255, 255]).unwrap(); }, line: "eval model --ids tokens.bin", sentence: "token 65535 at position 1: expected 0 to" },
     // Checkpoints.
     Mistake { what: "a checkpoint that does not exist", make: |_| {}, line: "export run out", sentence: "run: no such file or folder: expected a folder that checkpoint::save wrote" },
     Mistake { what: "a folder that is no checkpoint", make: |_| {}, line: "export model out", sentence: "model: it has no checkpoint.safetensors" },

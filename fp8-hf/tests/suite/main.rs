@@ -17,6 +17,7 @@ mod matrices;
 mod models;
 mod ranks;
 mod saving;
+mod token_files;
 #[cfg(feature = "tokenizer")]
 mod tokenizer_folders;
 #[cfg(feature = "tokenizer")]

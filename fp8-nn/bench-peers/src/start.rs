@@ -72,7 +72,7 @@ pub(crate) fn batches(size: &Size) -> Result<Vec<Batch>> {
 
 /// Returns the learning rate of each step.
 pub(crate) fn rates() -> fp8_nn::Result<Vec<f32>> {
-    let schedule = CosineSchedule::new(1e-3, STEPS / 10, STEPS, 0.01)?;
+    let schedule = Schedule::cosine(1e-3, STEPS / 10, STEPS, 0.01)?;
     Ok((0..STEPS).map(|step| schedule.lr(step)).collect())
 }
 

@@ -174,7 +174,7 @@ fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outco
         autocast: AutocastOptions { enabled: fp8, ..Default::default() },
         model,
     };
-    let schedule = CosineSchedule::new(PEAK_LR, STEPS as u64 / 10, STEPS as u64, 0.01).unwrap();
+    let schedule = Schedule::cosine(PEAK_LR, STEPS as u64 / 10, STEPS as u64, 0.01).unwrap();
     let mut last = 0.0;
     for step in 0..STEPS {
         training.scaling.set_counting(step % COUNTED == 0);

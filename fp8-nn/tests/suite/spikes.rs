@@ -56,7 +56,7 @@ fn train(
     let mut model = Classifier::new(1);
     let mut scaling = Scaling::new(&model, &device()).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
-    let schedule = CosineSchedule::new(5e-3, 5, STEPS, 0.1).unwrap();
+    let schedule = Schedule::cosine(5e-3, 5, STEPS, 0.1).unwrap();
     let options = ops::CrossEntropyOptions::default();
     for step in 0..STEPS {
         let (x, classes) = &batches[step as usize % batches.len()];

@@ -77,7 +77,9 @@ fn settings_without_dropout_have_none() {
         |name: &str| stored.iter().find(|(option, _)| *option == name).map(|(_, value)| value.clone());
     assert_eq!(Settings::from_values(value).unwrap(), settings);
     let old = Settings::from_values(|name| value(name).filter(|_| name != "dropout")).unwrap();
-    assert_eq!(old, Settings { dropout: 0.0, ..settings });
+    assert_eq!(old, Settings { dropout: 0.0, ..settings.clone() });
+    // Nor --schedule.
+    assert_eq!(Settings::from_values(|name| value(name).filter(|_| name != "schedule")).unwrap(), settings);
     assert!(Settings::from_values(|name| value(name).filter(|_| name != "lr")).is_err());
 }
 
@@ -99,7 +101,7 @@ fn help_explains_every_option_and_its_default() {
 #[test]
 fn settings_survive_as_text() {
     let (options, given) = parse(line(
-        "--steps 7 --layers 2 --hidden 48 --heads 3 --seq 32 --batch 5 --lr 0.0012345678 --dropout 0.1 \
+        "--steps 7 --layers 2 --hidden 48 --heads 3 --seq 32 --batch 5 --lr 0.0012345678 --schedule wsd --dropout 0.1 \
          --seed 18446744073709551615 \
          --dtype bf16 --recipe current --format e4m3 --history-len 16 --margin -2 --fp8-attention --fp8-mha \
          --fp8-weights --model llama",

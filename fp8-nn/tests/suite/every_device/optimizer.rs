@@ -3,7 +3,7 @@
 use super::support::{
     bits, block, delayed, device, error, first_step, linear, noise, off, parameter_bits, rng, values,
 };
-use fp8_nn::CosineSchedule;
+use fp8_nn::Schedule;
 use fp8_nn::prelude::*;
 
 /// One value's textbook AdamW. `keep`: what survives between steps, in f32 or rounded to bf16.
@@ -221,14 +221,14 @@ fn a_model_without_gradients_has_a_norm_of_0() {
 
 #[test]
 fn a_warm_up_that_is_longer_than_the_run_ends_with_the_run() {
-    let schedule = CosineSchedule::new(1.0, 8, 4, 0.125).unwrap();
+    let schedule = Schedule::cosine(1.0, 8, 4, 0.125).unwrap();
     let rates = [0, 1, 2, 3, 4, 7, 8, 9, u64::MAX].map(|step| schedule.lr(step));
     assert_eq!(rates, [0.125, 0.25, 0.375, 0.5, 0.125, 0.125, 0.125, 0.125, 0.125]);
 }
 
 #[test]
 fn the_schedule_warms_up_and_decays() {
-    let schedule = CosineSchedule::new(1.0, 4, 12, 0.1).unwrap();
+    let schedule = Schedule::cosine(1.0, 4, 12, 0.1).unwrap();
     assert_eq!([0, 1, 2, 3].map(|step| schedule.lr(step)), [0.25, 0.5, 0.75, 1.0]);
     assert!((schedule.lr(7) - 0.55).abs() < 1e-6); // half-way down
     assert!((4..30).all(|step| schedule.lr(step + 1) <= schedule.lr(step)));
@@ -236,13 +236,46 @@ fn the_schedule_warms_up_and_decays() {
         assert!((schedule.lr(step) - 0.1).abs() < 1e-6, "{step}");
     }
     for (peak, warmup, total) in [(1.0, 0, 0), (1.0, u64::MAX, u64::MAX), (1.0, 0, u64::MAX)] {
-        let schedule = CosineSchedule::new(peak, warmup, total, 0.0).unwrap();
+        let schedule = Schedule::cosine(peak, warmup, total, 0.0).unwrap();
         assert!([0, 1, u64::MAX].iter().all(|&step| (0.0..=1.0).contains(&schedule.lr(step))));
     }
     for (peak, ratio) in [(0.0, 0.1), (-1.0, 0.1), (f32::NAN, 0.1), (1.0, -0.1), (1.0, 1.1), (1.0, f32::NAN)]
     {
-        assert!(CosineSchedule::new(peak, 0, 10, ratio).is_err());
+        assert!(Schedule::cosine(peak, 0, 10, ratio).is_err());
     }
+}
+
+#[test]
+fn every_schedule_warms_up_and_ends_where_it_says() {
+    let schedules = [
+        Schedule::constant(2.0, 4).unwrap(),
+        Schedule::linear(2.0, 4, 12, 0.25).unwrap(),
+        Schedule::cosine(2.0, 4, 12, 0.25).unwrap(),
+        Schedule::warmup_stable_decay(2.0, 4, 12, 3, 0.25).unwrap(),
+    ];
+    let rates = schedules.map(|schedule| (0..14).map(|step| schedule.lr(step)).collect::<Vec<_>>());
+    for rates in &rates {
+        assert_eq!(rates[..4], [0.5, 1.0, 1.5, 2.0]);
+    }
+    let [constant, linear, cosine, stable] = rates;
+    assert_eq!(constant[4..], [2.0; 10]);
+    for (t, step) in (1..=8).zip(4..12) {
+        let t = f64::from(t) / 8.0;
+        assert!((f64::from(linear[step]) - 2.0 * (1.0 - 0.75 * t)).abs() < 1e-6, "{linear:?}");
+        let wave = (1.0 + (std::f64::consts::PI * t).cos()) / 2.0;
+        assert!((f64::from(cosine[step]) - 2.0 * (0.25 + 0.75 * wave)).abs() < 1e-6, "{cosine:?}");
+    }
+    assert_eq!(stable[4..], [2.0, 2.0, 2.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.5, 0.5]);
+    for rates in [linear, cosine, stable] {
+        assert_eq!(rates[11..], [0.5; 3]);
+    }
+    // Without a decay, and with nothing else.
+    assert_eq!(Schedule::warmup_stable_decay(1.0, 0, 4, 0, 0.5).unwrap().lr(3), 1.0);
+    assert_eq!(Schedule::warmup_stable_decay(1.0, 0, 4, 4, 0.0).unwrap().lr(0), 0.75);
+    assert_eq!(Schedule::constant(1.0, 0).unwrap().lr(u64::MAX), 1.0);
+    let error = Schedule::warmup_stable_decay(1.0, 3, 4, 2, 0.5).unwrap_err().to_string();
+    assert_eq!(error, "schedule: decay_steps = 2: expected at most 1, the steps behind the warm-up");
+    assert!(Schedule::linear(f32::INFINITY, 0, 1, 0.0).is_err() && Schedule::constant(0.0, 0).is_err());
 }
 
 #[test]

@@ -7,11 +7,14 @@
 //! | `lora/CASE` | logits with `adapter` and `adapter_bf16` | 1e-5 |
 //! | `lora/CASE` | gradients at the final adapter | 2e-5 |
 //! | `lora/CASE` | each kind of merged weights that the dtype of the base's files gives | 1e-6; bf16: 1 in 1,000 values |
+//! | `data/shards.json` | a file of tokens: ids; losses of windows with `data/model`, if it is there | equal; 1e-5 |
+//! | `data/mistakes/*.bin` | a broken file of tokens | the names in the error |
 //! | `lora/refuse/FOLDER` | a folder that is refused | the names in the error |
 //!
 //! Models run in high precision.
 
 mod adapter;
+mod shards;
 mod steps;
 mod values;
 
@@ -25,6 +28,13 @@ use std::path::{Path, PathBuf};
 pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
     for case in folders(&folder.join("full"), "run.json")? {
         tally.record(&format!("train/full/{}", name(&case)), steps::full(&case, device));
+    }
+    let data = folder.join("data");
+    if data.join("shards.json").is_file() {
+        shards::compare(&data, device, tally)?;
+    }
+    if data.join("mistakes/cases.json").is_file() {
+        shards::refused(&data.join("mistakes"), tally)?;
     }
     let lora = folder.join("lora");
     for case in folders(&lora, "run.json")? {
