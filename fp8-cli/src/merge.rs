@@ -14,7 +14,8 @@ pub(crate) const EXAMPLE: &str = "\
 Example:
   fp8 merge SmolLM2-135M adapter SmolLM2-135M-tuned
 
-The sums are computed in f32 and rounded once to the type of the model's files. All other tensors and files are copied.";
+The sums are computed in f32 and rounded once to the type of the model's files. All other tensors keep their bytes, and the tokenizer, the chat template and generation_config.json are \
+copied.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Merge {

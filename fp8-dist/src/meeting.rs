@@ -111,11 +111,15 @@ impl Table {
         }
     }
 
-    /// Returns the rank that `from` waits for, or the one that that one waits for, and so on: as far as is known here.
+    /// Returns the rank that `from` waits for, or the one that that one waits for, and so on, as far as is known here; `from` if they
+    /// wait for each other.
     fn late(&self, from: usize) -> usize {
         let next = |rank: &usize| self.awaits.get(*rank).copied().flatten();
-        let chain = std::iter::successors(Some(from), next).take(self.awaits.len());
-        chain.last().unwrap_or(from)
+        let mut chain = std::iter::successors(Some(from), next).skip(self.awaits.len());
+        match chain.next() {
+            Some(_) => from,
+            None => std::iter::successors(Some(from), next).last().unwrap_or(from),
+        }
     }
 
     /// Returns true if something remains to be sent to a remote rank.
@@ -203,7 +207,8 @@ impl Meeting {
             }
             (_, Some(false)) => Failure::Left { ranks: vec![to] },
             _ => {
-                let reason = format!("it has sent {MOST_MAIL} tensors that rank {to} has not received");
+                let reason =
+                    format!("it sends one tensor more to rank {to}, for which {MOST_MAIL} wait already");
                 Failure::Lost { rank: from, reason }
             }
         };

@@ -156,7 +156,11 @@ impl Reader<'_> {
                     return Err(self.problem(format!("tensor `{name}` is not supported: {expected}")));
                 }
             };
-            halves.entry(module).or_default()[half] = Some(name);
+            if let Some(other) = halves.entry(module).or_default()[half].replace(name) {
+                return Err(
+                    self.problem(format!("tensors `{other}` and `{name}` are one matrix: expected one"))
+                );
+            }
         }
         for (module, names) in &halves {
             let name = names.iter().flatten().next().unwrap_or(module);
@@ -202,6 +206,12 @@ impl Reader<'_> {
         let a = self.values(a_name, [rank, cols])?;
         let b = self.values(b_name, [rows, rank])?;
         let scale = self.config.scale_of(module);
+        if !(scale as f32).is_finite() {
+            let problem = format!(
+                "tensor `{a_name}`: the scale by `lora_alpha` in {CONFIG} is {scale}: expected a finite f32"
+            );
+            return Err(self.problem(problem));
+        }
         Ok(Module { name: module.clone(), rank, scale, shape: linear.shape, a, b })
     }
 
@@ -217,9 +227,13 @@ impl Reader<'_> {
         }
         let bytes =
             usize::try_from(info.bytes).map_err(|_| self.problem(format!("tensor `{name}` is too large")))?;
-        let mut buffer = vec![0; bytes];
+        let too_large = || self.problem(format!("tensor `{name}` does not fit in memory"));
+        let (mut buffer, mut values) = (Vec::new(), Vec::new());
+        buffer.try_reserve_exact(bytes).map_err(|_| too_large())?;
+        buffer.resize(bytes, 0);
+        values.try_reserve_exact(shape[0] * shape[1]).map_err(|_| too_large())?;
+        values.resize(shape[0] * shape[1], 0.0);
         self.weights.read(name, 0, &mut buffer)?;
-        let mut values = vec![0.0; shape[0] * shape[1]];
         widen(&buffer, info.dtype, &mut values);
         match values.iter().find(|value| !value.is_finite()) {
             None => Ok(values),

@@ -72,6 +72,9 @@ pub(super) fn targets(config: &Config, source: &dyn Source) -> Result<BTreeMap<S
     }
     match source.names().into_iter().find(|name| !known.contains(name)) {
         None => Ok(targets),
+        Some(name) if name.contains(".lora.") => Err(format!(
+            "parameter `{name}` is one of an adapter: write adapters with `save_adapter`, and merge them into the base's folder"
+        )),
         Some(name) => Err(format!(
             "parameter `{name}` has no place in a {family} model of this configuration: expected one of its options"
         )),

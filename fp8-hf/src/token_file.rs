@@ -58,7 +58,7 @@ impl std::fmt::Display for TokenFormat {
     }
 }
 
-/// What other files of llm.c begin with.
+/// Returns the name of the contents of another file of llm.c, by its first number.
 const fn other_file(magic: i32) -> Option<&'static str> {
     match magic {
         20_240_522 => Some("multiple-choice questions"),

@@ -39,8 +39,12 @@ pub(crate) fn uniform(
     device: &Device,
     rng: &mut impl Rng,
 ) -> Result<Tensor> {
-    let shape = shape.into();
-    let values = (0..shape.numel()).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound).collect();
+    let (op, shape) = ("init", shape.into());
+    shape.check_size(op)?;
+    let (mut values, len) = (Vec::new(), shape.numel());
+    let bytes = len.saturating_mul(size_of::<f32>());
+    values.try_reserve_exact(len).map_err(|_| fp8_kernels::Error::HostAllocation { op, bytes })?;
+    values.extend((0..len).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound));
     Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
 }
 

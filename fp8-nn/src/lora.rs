@@ -5,6 +5,7 @@ use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::Backward;
 use rand::Rng;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,9 +52,10 @@ pub struct Lora {
 /// The values that the backward pass of adapters needs.
 #[derive(Debug)]
 pub(crate) struct LoraSaved {
-    x: Tensor,
-    /// s · x · Aᵀ of each adapter.
-    h: Vec<Tensor>,
+    /// The input, if an A is trained.
+    x: Option<Tensor>,
+    /// The rows of each adapter, and s · x · Aᵀ if its B is trained.
+    h: Vec<(Range<usize>, Option<Tensor>)>,
 }
 
 impl Lora {
@@ -84,7 +86,6 @@ impl Lora {
 
 /// The adapters of a [`Linear`](crate::Linear), from [`Linear::loras`](crate::Linear::loras), or of all Linears of a model, from
 /// [`Layer::visit_loras_mut`](crate::Layer::visit_loras_mut). Its example adds some.
-#[derive(Debug)]
 pub struct Loras {
     /// The layer's path.
     path: Arc<str>,
@@ -94,6 +95,17 @@ pub struct Loras {
     device: Device,
     /// In the order of their rows.
     all: Vec<Lora>,
+}
+
+/// Short, since it is part of each Linear's.
+impl fmt::Debug for Loras {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loras({}", self.path)?;
+        for lora in &self.all {
+            write!(f, ", {:?}: {} {}", lora.rows, lora.a.name(), lora.a.shape())?;
+        }
+        write!(f, ")")
+    }
 }
 
 impl Loras {
@@ -130,7 +142,8 @@ impl Loras {
     }
 
     /// Adds a low-rank adapter (LoRA) to the rows `rows` of the weight: `y[rows] += s · B · (A · x)`. A is `[rank, in_features]`,
-    /// uniform in ±1/√in_features; B is `[rows, rank]` and 0, so that nothing changes at first. A layer that fuses several Linears,
+    /// uniform in ±1/√in_features; B is `[rows, rank]` and 0, so that nothing changes at first (but for a rounding more where a layer
+    /// that computes in 16 bits writes FP8, as under `fp8_mha`). A layer that fuses several Linears,
     /// such as q, k and v, takes one for each. Adapters compute in high precision, whatever the recipe.
     ///
     /// The parameters are `<path>.lora.<name>.a` and `<path>.lora.<name>.b`. Create optimizers and [`Scaling`](fp8_recipe::Scaling)
@@ -198,8 +211,8 @@ impl Loras {
         let bound = 1.0 / (in_features as f32).sqrt();
         let a = init::uniform([rank, in_features], bound, params_dtype, &self.device, rng)?;
         let b = Tensor::zeros([rows.len(), rank], params_dtype, &self.device)?;
-        let a = Parameter::new(a_name, a)?.cast_by_layer();
-        let b = Parameter::new(format!("{path}.b"), b)?.cast_by_layer();
+        let a = Parameter::new(a_name, a)?.of_adapter();
+        let b = Parameter::new(format!("{path}.b"), b)?.of_adapter();
         self.all.push(Lora { a, b, rows, scale });
         self.all.sort_by_key(|lora| lora.rows.start);
         Ok(())
@@ -217,8 +230,9 @@ impl Loras {
             let scaled = ops::scale(&product, lora.scale)?;
             let sum = ops::fprop(&Operand::High(scaled.clone()), &b, None, dtype, Accumulation::Split)?;
             *part = ops::add(part, &sum.reshape(*part.shape())?)?;
-            h.push(scaled);
+            h.push((lora.rows(), lora.b.is_trainable().then_some(scaled)));
         }
+        let x = self.all.iter().any(|lora| lora.a.is_trainable()).then_some(x);
         Ok((ops::concat(&parts.iter().collect::<Vec<_>>())?, LoraSaved { x, h }))
     }
 
@@ -232,7 +246,7 @@ impl Loras {
         dtype: DType,
     ) -> Result<Tensor> {
         let parts = ops::split(dy, &self.sizes())?;
-        let (input, lone_recipe) = (Operand::High(saved.x), cx.lone_recipe());
+        let (input, lone_recipe) = (saved.x.map(Operand::High), cx.lone_recipe());
         for ((lora, dy), h) in self.all.iter_mut().zip(parts.into_iter().skip(1).step_by(2)).zip(saved.h) {
             let [a, b] = lora.operands(dtype)?;
             let dy = Operand::High(dy);
@@ -240,17 +254,39 @@ impl Loras {
             let dh = Operand::High(dh);
             let of_x = ops::dgrad(&dh, &a, dtype, Accumulation::Split)?;
             dx = ops::add(&dx, &of_x.reshape(*dx.shape())?)?;
-            let h = Operand::High(h);
+            let h = h.1.map(Operand::High);
             let wgrad = |of: [&Operand; 2], parameter: &mut Parameter| {
                 let [dy, x] = of;
                 parameter.fill(lone_recipe.clone(), |grad, name| {
                     Ok(ops::wgrad(dy, x, grad, name, Accumulation::Split)?)
                 })
             };
-            wgrad([&dy, &h], &mut lora.b)?;
-            wgrad([&dh, &input], &mut lora.a)?;
+            if let Some(h) = &h {
+                wgrad([&dy, h], &mut lora.b)?;
+            }
+            if let Some(input) = &input {
+                wgrad([&dh, input], &mut lora.a)?;
+            }
         }
         Ok(dx)
+    }
+
+    /// Returns an error unless these are the adapters that the forward pass had, as far as they are trained.
+    pub(crate) fn expect_saved(&self, saved: &LoraSaved) -> Result<()> {
+        let has_same_rows = self.all.len() == saved.h.len()
+            && self.all.iter().zip(&saved.h).all(|(lora, (rows, _))| lora.rows == *rows);
+        if !has_same_rows {
+            let found = "a layer with other adapters".to_owned();
+            return Err(fp8_recipe::Error::Origin { layer: self.path.to_string(), found }.into());
+        }
+        for (lora, (_, h)) in self.all.iter().zip(&saved.h) {
+            for (parameter, is_kept) in [(&lora.a, saved.x.is_some()), (&lora.b, h.is_some())] {
+                if parameter.is_trainable() && !is_kept {
+                    return Err(parameter.was_frozen(&self.path));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The features of the output in front of each adapter's, those, and the rest.

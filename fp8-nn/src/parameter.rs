@@ -49,8 +49,8 @@ pub struct Parameter {
     is_trainable: bool,
     version: Arc<WeightVersion>,
     agreement: Agreement,
-    /// Whether its layer casts it to the dtype that it computes in, whatever the scope says.
-    is_cast: bool,
+    /// Whether it is a matrix of a low-rank adapter.
+    is_adapter: bool,
 }
 
 /// The value as it is stored.
@@ -108,18 +108,35 @@ impl Parameter {
             is_trainable,
             version: Arc::default(),
             agreement: Agreement::default(),
-            is_cast: false,
+            is_adapter: false,
         })
     }
 
-    /// Notes that its layer casts it, so that it may have another dtype than the other parameters.
-    pub(crate) fn cast_by_layer(mut self) -> Self {
-        self.is_cast = true;
+    /// Notes that it is a matrix of a low-rank adapter.
+    pub(crate) fn of_adapter(mut self) -> Self {
+        self.is_adapter = true;
         self
     }
 
-    pub(crate) const fn is_cast_by_layer(&self) -> bool {
-        self.is_cast
+    /// Returns whether it is a matrix of a low-rank adapter ([`Lora`](crate::Lora)). Layers cast those to the dtype that they compute
+    /// in, so it may have another dtype than the other parameters.
+    ///
+    /// ```
+    /// use fp8_nn::LoraOptions;
+    /// use fp8_nn::prelude::*;
+    ///
+    /// let mut rng = fp8_nn::rand::rng();
+    /// let options = LinearOptions { in_features: 4, out_features: 4, ..Default::default() };
+    /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut rng)?;
+    /// fc.loras_mut().add("all", 0..4, &LoraOptions { rank: 2, ..Default::default() }, &mut rng)?;
+    /// for parameter in parameters_mut(&mut fc) {
+    ///     let trains = parameter.is_adapter();
+    ///     parameter.set_trainable(trains)?;
+    /// }
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    pub const fn is_adapter(&self) -> bool {
+        self.is_adapter
     }
 
     /// Returns the parameter with the slot that quantizes it. [`quantize_weights`](crate::quantize_weights) can then store it in

@@ -35,8 +35,7 @@ pub(crate) fn compute_dtype<'a>(
     if let Some(dtype) = cx.compute_dtype() {
         return Ok(dtype);
     }
-    match parameters.into_iter().find(|parameter| parameter.dtype() != input && !parameter.is_cast_by_layer())
-    {
+    match parameters.into_iter().find(|parameter| parameter.dtype() != input && !parameter.is_adapter()) {
         None => Ok(input),
         Some(parameter) => Err(Error::DTypes {
             layer: layer.to_owned(),

@@ -11,7 +11,7 @@ use crate::exchange::Exchange;
 use fp8_kernels::interop::SideQueue;
 use fp8_kernels::{Device, Replayed, interop};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -149,9 +149,17 @@ struct Queued {
 }
 
 impl Queued {
-    /// Whether one of these ranks takes part.
-    fn needs(&self, ranks: &[usize]) -> bool {
-        self.partners.as_ref().is_none_or(|partners| ranks.iter().any(|rank| partners.contains(rank)))
+    /// Returns the ranks that take part and have left, by when that was heard, longer ago than what they did may take.
+    fn abandoned(&self, heard: &HashMap<usize, Instant>) -> Vec<usize> {
+        let needs = |rank: &usize| self.partners.as_ref().is_none_or(|partners| partners.contains(rank));
+        let is_over = |&heard: &Instant| heard.max(self.since).elapsed() >= LEAVE;
+        let mut ranks: Vec<usize> = heard
+            .iter()
+            .filter(|(rank, heard)| needs(rank) && is_over(heard))
+            .map(|(rank, _)| *rank)
+            .collect();
+        ranks.sort_unstable();
+        ranks
     }
 }
 
@@ -220,7 +228,7 @@ impl Watched {
     pub(super) fn watch(&self) {
         // Makes the device's context current on this thread. A failed device is detected by its marks.
         let _ = interop::stream(&self.device);
-        let (mut heard, mut told) = (None, Instant::now());
+        let (mut heard, mut told) = (HashMap::new(), Instant::now());
         while !self.is_closing.load(Ordering::Relaxed) {
             self.look(&mut heard);
             if told.elapsed() >= BEAT {
@@ -279,11 +287,11 @@ impl Watched {
         }
     }
 
-    /// Fails the group if something is wrong. `heard` is when this rank heard that others have left.
-    fn look(&self, heard: &mut Option<Instant>) {
+    /// Fails the group if something is wrong. `heard` is when this rank heard of each other one that it has left.
+    fn look(&self, heard: &mut HashMap<usize, Instant>) {
         let left = self.control.left();
-        if !left.is_empty() {
-            heard.get_or_insert_with(Instant::now);
+        for rank in &left {
+            heard.entry(*rank).or_insert_with(Instant::now);
         }
         // If a rank has left, its part of the queued work is done, but NCCL may still report that its process is gone.
         if left.is_empty()
@@ -299,12 +307,10 @@ impl Watched {
         while let Some(first) = queued.front() {
             match first.mark.is_passed() {
                 Ok(true) => drop(queued.pop_front()),
-                Ok(false)
-                    if first.needs(&left)
-                        && heard.is_some_and(|heard| heard.max(first.since).elapsed() >= LEAVE) =>
-                {
+                Ok(false) if !first.abandoned(heard).is_empty() => {
+                    let ranks = first.abandoned(heard);
                     drop(queued);
-                    return self.control.fail(Failure::Left { ranks: left });
+                    return self.control.fail(Failure::Left { ranks });
                 }
                 Ok(false) if first.since.elapsed() < self.deadline => return,
                 Ok(false) => {

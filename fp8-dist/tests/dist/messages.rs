@@ -160,6 +160,18 @@ fn of_ranks_that_wait_for_each_other_the_silent_one_is_late() {
 }
 
 #[test]
+fn ranks_that_wait_for_each_other_name_each_other() {
+    let results = try_ranks(2, SHORT, |group| {
+        let other = 1 - group.rank();
+        received(&group, "x", 1, other).unwrap_err().failure().cloned()
+    });
+    let results: Vec<_> = results.into_iter().map(|result| result.unwrap().unwrap()).collect();
+    // The one whose deadline came first says who is late, which is the other.
+    let late = |rank| Failure::Deadline { missing: vec![rank], waited: SHORT };
+    assert!(results[0] == results[1] && (results[0] == late(0) || results[0] == late(1)), "{results:?}");
+}
+
+#[test]
 fn a_tensor_that_is_not_sent_is_missed_at_the_deadline() {
     for receiver in [0, 1] {
         let results = try_ranks(3, SHORT, |group| {

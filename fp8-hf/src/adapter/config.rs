@@ -2,18 +2,17 @@
 
 use crate::config::fields::Fields;
 use crate::json;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
 /// Fields that say where an adapter comes from, how it began or how it was trained: nothing that a model computes.
-const WITHOUT_EFFECT: [&str; 16] = [
+const WITHOUT_EFFECT: [&str; 15] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
     "eva_config",
     "fan_in_fan_out",
     "inference_mode",
-    "init_lora_weights",
     "layers_pattern",
     "loftq_config",
     "lora_dropout",
@@ -26,7 +25,8 @@ const WITHOUT_EFFECT: [&str; 16] = [
 ];
 
 /// The fields that this crate understands.
-const KNOWN: [&str; 12] = [
+const KNOWN: [&str; 13] = [
+    "init_lora_weights",
     "peft_type",
     "task_type",
     "r",
@@ -72,11 +72,11 @@ impl Targets {
             None => Ok(None),
             Some(Value::String(text)) if text == "all-linear" => Ok(Some(Self::AllLinear)),
             Some(Value::String(pattern)) => {
-                let whole = Regex::new(&format!("^(?:{pattern})$"));
-                whole.map(|pattern| Some(Self::Pattern(pattern))).map_err(|_| {
+                let whole = compile("^", pattern, "$").map(|pattern| Some(Self::Pattern(pattern)));
+                whole.ok_or_else(|| {
                     fields.wrong(
                         key,
-                        "names of modules, \"all-linear\", or a regular expression without look-around",
+                        "names of modules, \"all-linear\", or a short regular expression without look-around",
                     )
                 })
             }
@@ -113,6 +113,7 @@ impl LoraConfig {
         if fields.text("bias")?.is_some_and(|bias| bias != "none") {
             return Err(fields.wrong("bias", "\"none\": trained biases of the base are not supported"));
         }
+        expect_plain_start(fields)?;
         if let Some(field) = fields.keys().find(|key| changes_something(fields, key)) {
             return Err(fields.wrong(field, "nothing: this option is not supported"));
         }
@@ -172,6 +173,34 @@ impl LoraConfig {
     }
 }
 
+/// Kinds of first values that leave the weights of the base as they are. With others, such as "pissa", the adapter belongs to a base that
+/// peft makes from the model again when it loads the adapter.
+const PLAIN_STARTS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+fn expect_plain_start(fields: Fields<'_>) -> Result<(), String> {
+    let key = "init_lora_weights";
+    match fields.get(key) {
+        None | Some(Value::Bool(_)) => Ok(()),
+        Some(Value::String(kind)) if PLAIN_STARTS.contains(&kind.to_lowercase().as_str()) => Ok(()),
+        Some(_) => Err(fields.wrong(
+            key,
+            "true, false, \"gaussian\", \"eva\" or \"orthogonal\": others change the base; save the adapter with peft's \
+             `path_initial_model_for_weight_conversion`",
+        )),
+    }
+}
+
+/// The most bytes that a compiled pattern may take, and the most patterns of a field.
+const MAX_PATTERN: usize = 1 << 18;
+const MAX_PATTERNS: usize = 1 << 10;
+
+/// Compiles `front`, a pattern and `end`. The pattern must be one by itself.
+fn compile(front: &str, pattern: &str, end: &str) -> Option<Regex> {
+    let new = |text: &str| RegexBuilder::new(text).size_limit(MAX_PATTERN).build().ok();
+    new(pattern)?;
+    new(&format!("{front}(?:{pattern}){end}"))
+}
+
 /// Whether a field that is neither known nor without effect has a value that peft would use.
 fn changes_something(fields: Fields<'_>, key: &str) -> bool {
     let is_of_bias = key == "lora_bias";
@@ -204,14 +233,17 @@ fn patterns(fields: Fields<'_>, key: &str) -> Result<Vec<(Regex, f64)>, String> 
     let map = fields.object(key)?.unwrap_or(&empty);
     let path = fields.path_of(key);
     let inner = Fields::new(map, &path);
+    if map.len() > MAX_PATTERNS {
+        return Err(format!("`{key}` has {} entries: expected at most {MAX_PATTERNS} entries", map.len()));
+    }
     let pattern = |name: &String| {
-        let value = inner.positive(name)?.ok_or_else(|| inner.wrong(name, "a number greater than 0"))?;
+        let value = inner.float(name)?.ok_or_else(|| inner.wrong(name, "a number"))?;
         if key == "rank_pattern" && inner.size(name)?.is_none_or(|rank| rank == 0) {
             return Err(inner.wrong(name, "a rank of at least 1"));
         }
-        let pattern = Regex::new(&format!("^(?:.*\\.)?(?:{name})$"));
-        let pattern = pattern
-            .map_err(|_| format!("`{path}{name}`: expected a regular expression without look-around"))?;
+        let pattern = compile("^(?:.*\\.)?", name, "$").ok_or_else(|| {
+            format!("`{path}{name}`: expected a short regular expression without look-around")
+        })?;
         Ok((pattern, value))
     };
     map.keys().map(pattern).collect()
@@ -259,10 +291,18 @@ mod tests {
             (r#", "rank_pattern": {"q": 0}"#, "`rank_pattern.q` is 0"),
             (
                 r#", "alpha_pattern": {"(?!q)": 1}"#,
-                "`alpha_pattern.(?!q)`: expected a regular expression without look-around",
+                "`alpha_pattern.(?!q)`: expected a short regular expression without look-around",
             ),
             (r#", "exclude_modules": "(""#, "`exclude_modules` is \"(\""),
             (r#", "layers_to_transform": [-1]"#, "`layers_to_transform` is [-1]"),
+            (r#", "init_lora_weights": "pissa_niter_4""#, "`init_lora_weights` is \"pissa_niter_4\""),
+            (r#", "init_lora_weights": "OLoRA""#, "`init_lora_weights` is \"OLoRA\""),
+            (r#", "target_modules2": "a)|(b""#, "`target_modules2` is"),
+            (r#", "exclude_modules": "a)|(b""#, "`exclude_modules` is"),
+            (
+                r#", "rank_pattern": {"\\w{200}x17": 1}"#,
+                "`rank_pattern.\\w{200}x17`: expected a short regular expression",
+            ),
         ];
         for (fields, expected) in cases {
             let error = read(fields).unwrap_err();
@@ -271,6 +311,10 @@ mod tests {
         let config = read(r#", "alpha_pattern": {"q_proj": 1, "self_attn.q_proj": 2}"#).unwrap();
         assert_eq!(config.ambiguous("model.layers.0.self_attn.q_proj"), Some("alpha_pattern"));
         assert_eq!(config.ambiguous("model.layers.0.self_attn.k_proj"), None);
+        read(r#", "init_lora_weights": "Gaussian", "alpha_pattern": {"q_proj": -3}"#).unwrap();
+        let many: Vec<String> = (0..1025).map(|i| format!("\"m{i}\": 1")).collect();
+        let error = read(&format!(", \"alpha_pattern\": {{{}}}", many.join(", "))).unwrap_err();
+        assert!(error.contains("expected at most 1024 entries"), "{error}");
         // Absent, empty and false are all the same.
         read(r#", "use_dora": false, "modules_to_save": null, "trainable_token_indices": [], "loftq_config": {"a": 1}"#).unwrap();
         for (text, expected) in [

@@ -10,12 +10,13 @@ use std::path::Path;
 
 impl Adapter {
     /// Writes the folder at `out`: the model of `folder` with W + s · B · A in place of each weight W that has an adapter. The sum is
-    /// computed in f32 and rounded once, to the dtype of the file. All other tensors and files keep their bytes.
+    /// computed in f32 and rounded once, to the dtype of the file. All other tensors keep their bytes, and files are copied as by
+    /// [`Folder::save`].
     ///
     /// Needs memory for the weights that change.
     ///
     /// # Errors
-    /// FP8 weights, of which a sum would have to be quantized again; a folder of another model; `out` exists; a file that cannot be
+    /// A sum that the dtype does not hold; FP8 weights, of which a sum would have to be quantized again; a folder of another model; `out` exists; a file that cannot be
     /// read or written. Nothing is written then.
     pub fn merge(&self, folder: &Folder, out: &Path) -> Result<()> {
         crate::expect_new(out)?;
@@ -49,7 +50,18 @@ impl Adapter {
                     return Err(folder.problem(format!("`{stored}` is {other:?}: expected F32, BF16 or F16")));
                 }
             };
-            merged.insert(stored, ops::cast(&weight, dtype)?);
+            let sum = ops::cast(&weight, dtype)?;
+            let [before, after] = [folder.values(&stored)?, sum.to_f32_vec()?];
+            let lost = |(before, after): (&f32, &f32)| before.is_finite() && !after.is_finite();
+            if let Some(index) = before.iter().zip(&after).position(lost) {
+                let [row, col] = [index / shape[1], index % shape[1]];
+                let text = format!(
+                    "`{stored}` would be {} at row {row}, column {col}: {dtype} does not hold the sum",
+                    after[index]
+                );
+                return Err(folder.problem(text));
+            }
+            merged.insert(stored, sum);
         }
         folder.save(out, &merged)
     }

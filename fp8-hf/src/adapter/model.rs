@@ -4,7 +4,7 @@ use super::{Adapter, Module};
 use crate::config::Config;
 use crate::{Error, Result};
 use fp8_kernels::{DType, Tensor, ops};
-use fp8_nn::{Gpt, Layer, LoraOptions, parameters_mut};
+use fp8_nn::{Gpt, Layer, Lora, LoraOptions, parameters_mut};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
@@ -53,22 +53,40 @@ impl Adapter {
         let absent = |module: &Module| Error::File {
             path: self.path.clone(),
             problem: format!(
-                "the model has no Linear `{}` of this size: expected the model that the adapter is for",
+                "the model has no Linear `{}` of this size that takes adapters: expected the model that the adapter is for",
                 module.name
             ),
         };
+        // All places first, so that a model that does not fit gets none.
+        let mut places = Vec::with_capacity(self.modules.len());
         for module in &self.modules {
-            let place = config.place(&module.name).ok_or_else(|| absent(module))?;
-            let (layer, [features, columns]) = (format!("{path}.{}", place.layer), module.shape);
-            if place.rows.len() != features {
+            let Place { layer, rows } = config.place(&module.name).ok_or_else(|| absent(module))?;
+            let (layer, [features, columns]) = (format!("{path}.{layer}"), module.shape);
+            let (mut fits, mut is_taken) = (false, false);
+            model.visit_loras(&mut |loras| {
+                if loras.path() == layer {
+                    fits = loras.weight_shape()[1] == columns && rows.len() == features;
+                    let overlaps =
+                        |other: &Lora| other.rows().start < rows.end && rows.start < other.rows().end;
+                    is_taken = loras.all().iter().any(overlaps);
+                }
+            });
+            if !fits {
                 return Err(absent(module));
             }
+            if is_taken {
+                let problem = format!("the model has an adapter of `{}`: expected one without", module.name);
+                return Err(Error::File { path: self.path.clone(), problem });
+            }
+            places.push((layer, rows));
+        }
+        for (module, (layer, rows)) in self.modules.iter().zip(places) {
             let options = LoraOptions { rank: module.rank, scale: module.scale as f32, params_dtype };
             let mut added = None;
             model.visit_loras_mut(&mut |loras| {
-                if loras.path() == layer && loras.weight_shape()[1] == columns {
+                if loras.path() == layer {
                     let mut rng = ChaCha8Rng::seed_from_u64(0); // replaced below
-                    added = Some(loras.add(last(&module.name), place.rows.clone(), &options, &mut rng));
+                    added = Some(loras.add(last(&module.name), rows.clone(), &options, &mut rng));
                 }
             });
             added.ok_or_else(|| absent(module))??;

@@ -5,7 +5,7 @@ use super::{A, B, CONFIG, Linear, PREFIX, TENSORS, is_named, linears};
 use crate::config::Config;
 use crate::{AtomicFolder, Error, Result};
 use fp8_nn::checkpoint::stream::{Elements, file_dtype};
-use fp8_nn::{Gpt, Layer, Lora, Loras, Parameter};
+use fp8_nn::{Gpt, Layer, Lora, Loras, Parameter, parameters};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ use std::path::Path;
 /// ```
 ///
 /// # Errors
-/// A model without adapters, or with one of rows that are no module of Hugging Face's; something exists at `out`; a file that cannot be
+/// A model without adapters, or with one of rows that are no module of Hugging Face's; a value that is not finite; something exists at `out`; a file that cannot be
 /// written.
 pub fn save_adapter(out: &Path, model: &Gpt, config: &Config, base: &str) -> Result<()> {
     let problem = |problem: String| Error::File { path: out.to_owned(), problem };
@@ -70,7 +70,9 @@ pub fn save_adapter(out: &Path, model: &Gpt, config: &Config, base: &str) -> Res
     if count == 0 {
         return Err(problem("the model has no adapter: add some before it is saved".into()));
     }
-    if modules.len() < count {
+    // A layer may train adapters that it does not show.
+    let matrices = parameters(model).into_iter().filter(|parameter| parameter.is_adapter()).count();
+    if modules.len() < count || 2 * count < matrices {
         return Err(problem("the model has adapters of rows that are no module of its layers".into()));
     }
     let tensors: Vec<(String, &Parameter)> = modules
@@ -81,7 +83,11 @@ pub fn save_adapter(out: &Path, model: &Gpt, config: &Config, base: &str) -> Res
         })
         .collect();
     let mut bytes = Vec::with_capacity(tensors.len());
-    for (_, parameter) in &tensors {
+    for (name, parameter) in &tensors {
+        let values = parameter.tensor().to_f32_vec()?;
+        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+            return Err(problem(format!("`{name}` has a value that is {value}: the training has diverged")));
+        }
         let mut data = Vec::new();
         let write = Elements::of(parameter.tensor())?.write(&mut data);
         write.map_err(|source| Error::Io { path: out.to_owned(), source })?;

@@ -57,7 +57,12 @@ fn logits_are_those_of_peft() {
         // Twice would be another model.
         let adapter = Adapter::open(&case.join("adapter"), &folder.config).unwrap();
         let error = adapter.add_to(&mut model, &folder.config, DType::F32).unwrap_err().to_string();
-        assert!(error.contains("has an adapter: expected other rows"), "{error}");
+        assert!(
+            error.contains(
+                "the model has an adapter of `model.layers.0.self_attn.q_proj`: expected one without"
+            ),
+            "{error}"
+        );
     }
 }
 

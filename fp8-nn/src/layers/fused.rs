@@ -14,8 +14,8 @@ impl Linear {
     /// `quantize` takes the slot of this layer's input and passes it to an operation that takes one, such as
     /// [`ops::activation`](fp8_kernels::ops::activation()), [`ops::norm`](fp8_kernels::ops::norm()) or [`ops::quantize`](fp8_kernels::ops::quantize()). It returns the operand `[…, in_features]`. In high precision
     /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
-    /// (`override_linear_precision`), and while [`Scaling::set_measuring_sqnr`](fp8_recipe::Scaling::set_measuring_sqnr) is on,
-    /// `quantize` is called once more, with a slot that is off and records nothing.
+    /// (`override_linear_precision`), while [`Scaling::set_measuring_sqnr`](fp8_recipe::Scaling::set_measuring_sqnr) is on, and if the
+    /// layer has low-rank adapters, `quantize` is called once more, with a slot that is off and records nothing.
     ///
     /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`. If
     /// the scope has none, it computes in `input_dtype`, which its parameters must then have.

@@ -32,7 +32,8 @@ pub struct LayerNormLinearOptions {
     /// Whether adding the bias is left to the caller: see [`LinearOptions::return_bias`]. Default: false.
     pub return_bias: bool,
     /// Whether backward normalizes and quantizes the input again, in place of keeping the norm's output. The codes are the same:
-    /// they are made with the scale of the forward pass. Default: false.
+    /// they are made with the scale of the forward pass. It does nothing for a frozen weight, for which the input is not kept, and
+    /// low-rank adapters keep the norm's output all the same. Default: false.
     pub recompute_norm: bool,
 }
 

@@ -275,13 +275,6 @@ impl Linear {
         let gemms = cx.fp8_gemms(&saved.origin);
         let accumulation = cx.accumulation(&saved.origin);
         let operands = [&dy.pick(gemms.dgrad), &saved.w];
-        let dx = if let Some(lora) = saved.lora.take() {
-            let dx = ops::dgrad(operands[0], operands[1], saved.dtype, accumulation.dgrad)?;
-            let dx = self.loras.backward(cx, lora, &dy.values(saved.dtype)?, dx, saved.dtype)?;
-            fp8_output::backward_result(cx, &saved.origin, grad_input, dx)?
-        } else {
-            fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?
-        };
         let x = match x {
             _ if !self.weight.is_trainable() => None,
             SavedInput::Operand(x) => Some(x),
@@ -289,6 +282,16 @@ impl Linear {
                 Some(self.input_again(cx, &snapshot, &saved, |slot| Ok(ops::quantize(&x, slot)?))?)
             }
             SavedInput::Unneeded => return Err(self.weight.was_frozen(self.path())),
+        };
+        if let Some(lora) = &saved.lora {
+            self.loras.expect_saved(lora)?;
+        }
+        let dx = if let Some(lora) = saved.lora.take() {
+            let dx = ops::dgrad(operands[0], operands[1], saved.dtype, accumulation.dgrad)?;
+            let dx = self.loras.backward(cx, lora, &dy.values(saved.dtype)?, dx, saved.dtype)?;
+            fp8_output::backward_result(cx, &saved.origin, grad_input, dx)?
+        } else {
+            fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?
         };
         let (dy, accumulation, lone_recipe) = (dy.pick(gemms.wgrad), accumulation.wgrad, cx.lone_recipe());
         match (x, cx.delayed_wgrads()) {

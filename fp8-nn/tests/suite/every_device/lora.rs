@@ -125,6 +125,45 @@ fn adapters_train_beside_frozen_codes_under_every_recipe() {
 }
 
 #[test]
+fn adapters_that_are_not_those_of_the_forward_pass_are_refused_and_no_gradient_changes() {
+    let options = LoraOptions { rank: 2, ..Default::default() };
+    let mut fc = linear("fc", 4, 6, 1);
+    fc.loras_mut().add("k", 4..6, &options, &mut rng(1)).unwrap();
+    let (x, dy) = (noise([3, 4], 1), noise([3, 6], 2));
+    let mut scaling = Scaling::new(&fc, &device()).unwrap();
+    let mut forward = |fc: &Linear| scaling.in_autocast(&Recipe::off(), |cx| fc.forward(cx, &x)).unwrap().1;
+    let before = forward(&fc);
+    fc.loras_mut().add("q", 0..4, &options, &mut rng(2)).unwrap();
+    let (frozen_base, frozen_adapter) = {
+        parameters_mut(&mut fc)[0].set_trainable(false).unwrap();
+        let frozen_base = forward(&fc);
+        parameters_mut(&mut fc)[0].set_trainable(true).unwrap();
+        let freeze = |fc: &mut Linear, trainable| {
+            for parameter in parameters_mut(fc).into_iter().filter(|p| p.is_adapter()) {
+                parameter.set_trainable(trainable).unwrap();
+            }
+        };
+        freeze(&mut fc, false);
+        let frozen_adapter = forward(&fc);
+        freeze(&mut fc, true);
+        (frozen_base, frozen_adapter)
+    };
+    let gradients = |fc: &Linear| -> Vec<f32> {
+        parameters(fc).into_iter().flat_map(|p| values(p.main_grad())).collect()
+    };
+    let none = gradients(&fc);
+    for (saved, expected) in [
+        (before, "a layer with other adapters"),
+        (frozen_base, "the weight was frozen in the forward pass"),
+        (frozen_adapter, "the weight was frozen in the forward pass"),
+    ] {
+        let error = error(scaling.in_backward(|cx| fc.backward(cx, saved, &dy)));
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(gradients(&fc), none);
+    }
+}
+
+#[test]
 fn gradients_in_fp8_are_near_those_in_high_precision() {
     let gradients = |recipe: Option<&str>| {
         let named = Recipe::from_name(recipe.unwrap_or("current")).unwrap();

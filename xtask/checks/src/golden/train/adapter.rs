@@ -33,8 +33,11 @@ pub(super) fn compare(lora: &Path, case: &Path, device: &Device, tally: &mut Tal
     record(tally, "gradients", gradients(case, &base, device));
     for (kind, dtype) in KINDS {
         match merged(case, &base, kind, dtype) {
-            Ok(true) => record(tally, &format!("merged {kind}"), Ok(())),
-            Ok(false) => tally.leave_out("merged weights of another dtype than that of the base's files", 1),
+            Ok(None) => {}
+            Ok(Some(true)) => record(tally, &format!("merged {kind}"), Ok(())),
+            Ok(Some(false)) => {
+                tally.leave_out("merged weights of another dtype than that of the base's files", 1)
+            }
             Err(error) => record(tally, &format!("merged {kind}"), Err(error)),
         }
     }
@@ -106,8 +109,8 @@ fn gradients(case: &Path, base: &Path, device: &Device) -> Check {
     }
 }
 
-/// Returns false if the base's files have another dtype than the expected weights.
-fn merged(case: &Path, base: &Path, kind: &str, dtype: Dtype) -> Check<bool> {
+/// Returns false if the base's files have another dtype than the expected weights, and nothing if none are expected.
+fn merged(case: &Path, base: &Path, kind: &str, dtype: Dtype) -> Check<Option<bool>> {
     let bytes = fs::read(case.join("expected.safetensors")).map_err(text)?;
     let expected = SafeTensors::deserialize(&bytes).map_err(text)?;
     let prefix = format!("merged.{kind}.");
@@ -115,8 +118,11 @@ fn merged(case: &Path, base: &Path, kind: &str, dtype: Dtype) -> Check<bool> {
         expected.names().into_iter().filter_map(|name| name.strip_prefix(&*prefix)).collect();
     let folder = Folder::open(base).map_err(text)?;
     let is_stored = |name: &&str| folder.weights.info(name).is_some_and(|info| info.dtype == dtype);
-    if names.is_empty() || !names.iter().all(is_stored) {
-        return Ok(false);
+    if names.is_empty() {
+        return Ok(None);
+    }
+    if !names.iter().all(is_stored) {
+        return Ok(Some(false));
     }
     let adapter = Adapter::open(&case.join("adapter"), &folder.config).map_err(text)?;
     let place = tempfile::tempdir().map_err(text)?;
@@ -140,7 +146,7 @@ fn merged(case: &Path, base: &Path, kind: &str, dtype: Dtype) -> Check<bool> {
             return Err(format!("{name}: {differ} of {} values differ", found.len() / 2));
         }
     }
-    Ok(true)
+    Ok(Some(true))
 }
 
 /// A folder that is no adapter of Linears, and what an error about it must say.
