@@ -42,7 +42,7 @@ const B: &str = ".lora_B.weight";
 /// let adapter = Adapter::open("adapter".as_ref(), &folder.config)?;
 /// let mut model = folder.load(&LoadOptions::default(), &Device::cpu())?;
 /// adapter.add_to(&mut model, &folder.config, DType::F32)?; // the model with the adapter beside its weights
-/// adapter.merge(&folder, "merged".as_ref())?; // or a folder with the sums
+/// adapter.merge(&folder, "merged".as_ref(), None)?; // or a folder with the sums
 /// # Ok::<(), fp8_hf::Error>(())
 /// ```
 #[derive(Debug)]

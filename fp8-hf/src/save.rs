@@ -122,10 +122,7 @@ impl Folder {
         for (name, tensor) in replaced {
             expect_shape(name, tensor, &self.info(name)?.shape).map_err(refused)?;
             expect_float(name, tensor).map_err(refused)?;
-            let is_it = |other: &String| other == name;
-            let is_scale =
-                self.quantized.values().any(|scales| is_it(&scales.weight) || scales.input.iter().any(is_it));
-            if self.is_quantized(name) || is_scale {
+            if self.is_quantized(name) || self.is_scale(name) {
                 return Err(refused(format!(
                     "`{name}` is FP8: load the values, and quantize the model anew"
                 )));

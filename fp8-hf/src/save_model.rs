@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use super::family::HEAD;
-use super::folder::{Folder, is_of_cache};
+use super::folder::Folder;
 use super::jobs::Monitor;
 use super::output::{Copy, Entry, Layout};
 use super::save::{CHUNK, file_names};
@@ -71,7 +71,7 @@ pub(super) fn write_new(
 ) -> Result<u64> {
     let problem = |problem: String| Error::File { path: out.to_owned(), problem };
     let at = |path: &Path, problem: String| Error::File { path: path.to_owned(), problem };
-    expect_float(dtype)?;
+    expect_float("save_model", dtype)?;
     let targets = targets(config, source).map_err(problem)?;
     let ordered: Vec<(String, &Target, DType)> = config
         .tensors()
@@ -148,28 +148,19 @@ impl Folder {
     /// [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be read or written. Nothing is left at
     /// `out` then.
     pub fn save_model(&self, out: &Path, model: &Gpt, dtype: Option<DType>) -> Result<()> {
-        expect_float(dtype)?;
+        expect_float("save_model", dtype)?;
         self.expect_tied()?;
         let source = ModelSource::new(model);
         let targets = self.stored_targets(&source)?;
         let keeps_fp8 = self.keeps_fp8(&targets, &source)?;
-        let is_scale = |name: &str| {
-            let is_it = |other: &String| other == name;
-            is_of_cache(name)
-                || self
-                    .quantized
-                    .values()
-                    .any(|scales| is_it(&scales.weight) || scales.input.iter().any(is_it))
-        };
-        let first = self.config.tensors().into_iter().next().map(|spec| self.stored(&spec.name).to_owned());
-        let main = first.and_then(|name| float(self.weights.info(&name)?.dtype)).unwrap_or(DType::F32);
+        let main = self.main_dtype();
         // `None` is a tensor that keeps its bytes.
         let (mut entries, mut fates) = (Vec::new(), Vec::new());
         for name in self.weights.names() {
             let info = self.info(name)?;
             let file = self.weights.file_of(name).unwrap_or_default().to_owned();
             let fate = match targets.get(name) {
-                None if is_scale(name) && !keeps_fp8 => continue,
+                None if self.is_scale(name) && !keeps_fp8 => continue,
                 None => None,
                 Some(_) if self.is_quantized(name) && keeps_fp8 => None,
                 Some(target) => {
@@ -271,10 +262,10 @@ fn entry(file: String, name: &str, target: &Target, dtype: DType) -> Entry {
     Entry { file, name: name.to_owned(), dtype: file_dtype(dtype), shape: target.shape.clone() }
 }
 
-pub(super) fn expect_float(dtype: Option<DType>) -> Result<()> {
+pub(super) fn expect_float(part: &str, dtype: Option<DType>) -> Result<()> {
     match dtype {
         Some(dtype) if !dtype.is_float() => Err(Error::Option {
-            part: "save_model".into(),
+            part: part.into(),
             option: "dtype",
             value: dtype.to_string(),
             remedy: "expected f32, bf16 or f16".into(),

@@ -1,11 +1,13 @@
 //! Values of tensors: widened to f32, dequantized where they are FP8, or as codes with their scales.
 
 use super::config::WeightScales;
-use super::folder::{Folder, is_float};
+use super::folder::{Folder, Scales, is_float, is_of_cache};
 use super::jobs;
+use super::targets::float;
 use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
 use fp8_format::{E4M3, E5M2, E8M0, slice};
+use fp8_kernels::DType;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use std::ops::Range;
@@ -129,6 +131,20 @@ impl Folder {
     #[must_use]
     pub fn is_quantized(&self, name: &str) -> bool {
         self.quantized.contains_key(name)
+    }
+
+    /// Returns true if the tensor is a scale of an FP8 weight, of a layer's input, or of a cache.
+    pub(super) fn is_scale(&self, name: &str) -> bool {
+        let is_it = |other: &String| other == name;
+        let is_of = |scales: &Scales| is_it(&scales.weight) || scales.input.iter().any(is_it);
+        (self.config.quantization.is_some() && is_of_cache(name)) || self.quantized.values().any(is_of)
+    }
+
+    /// Returns the dtype of the embedding in the files, and f32 if that is no float.
+    pub(super) fn main_dtype(&self) -> DType {
+        let first = self.config.tensors().into_iter().next();
+        let info = first.and_then(|spec| self.weights.info(self.stored(&spec.name)));
+        info.and_then(|info| float(info.dtype)).unwrap_or(DType::F32)
     }
 
     /// Reads rows of an FP8 weight as codes, with all scales of the weight.

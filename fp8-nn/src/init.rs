@@ -4,6 +4,17 @@ use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Shape, Tensor, ops};
 use rand::Rng;
 
+const OP: &str = "init";
+
+/// Returns an empty vector with room for the values of a tensor, and for one more, because normal values are drawn in pairs.
+fn room(shape: &Shape) -> Result<Vec<f32>> {
+    shape.check_size(OP)?;
+    let (mut values, len) = (Vec::new(), shape.numel() + 1);
+    let bytes = len.saturating_mul(size_of::<f32>());
+    values.try_reserve_exact(len).map_err(|_| fp8_kernels::Error::HostAllocation { op: OP, bytes })?;
+    Ok(values)
+}
+
 /// Returns normally distributed values with mean 0, drawn in f32 and rounded to `dtype`. With a deviation of 0 nothing is drawn.
 pub(crate) fn normal(
     shape: impl Into<Shape>,
@@ -12,15 +23,12 @@ pub(crate) fn normal(
     device: &Device,
     rng: &mut impl Rng,
 ) -> Result<Tensor> {
-    let (op, shape) = ("init", shape.into());
-    shape.check_size(op)?;
+    let shape = shape.into();
     if std == 0.0 {
+        shape.check_size(OP)?;
         return Ok(Tensor::zeros(shape, dtype, device)?);
     }
-    // One more if the number is odd, because values are drawn in pairs.
-    let (mut values, len) = (Vec::new(), shape.numel() + 1);
-    let bytes = len.saturating_mul(size_of::<f32>());
-    values.try_reserve_exact(len).map_err(|_| fp8_kernels::Error::HostAllocation { op, bytes })?;
+    let mut values = room(&shape)?;
     // Box and Muller's transform: two uniform values give two normal ones.
     while values.len() < shape.numel() {
         let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * f64::from(std);
@@ -39,12 +47,9 @@ pub(crate) fn uniform(
     device: &Device,
     rng: &mut impl Rng,
 ) -> Result<Tensor> {
-    let (op, shape) = ("init", shape.into());
-    shape.check_size(op)?;
-    let (mut values, len) = (Vec::new(), shape.numel());
-    let bytes = len.saturating_mul(size_of::<f32>());
-    values.try_reserve_exact(len).map_err(|_| fp8_kernels::Error::HostAllocation { op, bytes })?;
-    values.extend((0..len).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound));
+    let shape = shape.into();
+    let mut values = room(&shape)?;
+    values.extend((0..shape.numel()).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound));
     Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
 }
 

@@ -52,6 +52,13 @@ fn a_merged_model_is_the_model_with_the_adapter() {
     printed(place, "quantize base fp8 --scheme channel");
     let [codes, with_adapter] = ["fp8", "fp8 --adapter adapter"].map(|line| loss(place, line));
     assert!((with_adapter - adapted).abs() < (codes - adapted).abs(), "{codes}, {with_adapter}, {adapted}");
+    // Merged, it is no longer FP8, and the same model.
+    printed(place, "merge fp8 adapter merged-fp8");
+    let merged = loss(place, "merged-fp8");
+    printed(place, "merge base adapter merged-bf16 --dtype bf16");
+    let bf16 = loss(place, "merged-bf16");
+    assert!((merged - adapted).abs() < 0.01 * adapted && merged != adapted, "{merged} and {adapted}");
+    assert!((bf16 - adapted).abs() < 0.01 * adapted && bf16 != adapted, "{bf16} and {adapted}");
     let out = printed(place, "eval fp8 --adapter adapter --ids ids.safetensors");
     assert!(out.contains(", adapter adapter, cpu"), "{out}");
 }
@@ -89,7 +96,7 @@ fn mistakes_get_a_sentence_and_nothing_is_written() {
         ("merge base base out", "adapter_config.json: not found: expected a folder with an adapter"),
         ("merge adapter base out", "adapter/config.json"),
         ("merge base adapter base", "exists"),
-        ("merge fp8 adapter out", "is FP8: merge the adapter into the weights that it was quantized from"),
+        ("merge base adapter out --dtype f64", "--dtype"),
         ("merge base adapter missing/out", "does not exist"),
         (
             "eval base --adapter nothing --ids ids.safetensors",
