@@ -272,15 +272,17 @@ impl Loras {
     }
 
     /// Returns an error unless these are the adapters that the forward pass had, as far as they are trained.
-    pub(crate) fn expect_saved(&self, saved: &LoraSaved) -> Result<()> {
-        let has_same_rows = self.all.len() == saved.h.len()
-            && self.all.iter().zip(&saved.h).all(|(lora, (rows, _))| lora.rows == *rows);
+    pub(crate) fn expect_saved(&self, saved: Option<&LoraSaved>) -> Result<()> {
+        let h = saved.map_or(&[][..], |saved| &saved.h);
+        let has_same_rows =
+            self.all.len() == h.len() && self.all.iter().zip(h).all(|(lora, (rows, _))| lora.rows == *rows);
         if !has_same_rows {
             let found = "a layer with other adapters".to_owned();
             return Err(fp8_recipe::Error::Origin { layer: self.path.to_string(), found }.into());
         }
-        for (lora, (_, h)) in self.all.iter().zip(&saved.h) {
-            for (parameter, is_kept) in [(&lora.a, saved.x.is_some()), (&lora.b, h.is_some())] {
+        let has_input = saved.is_some_and(|saved| saved.x.is_some());
+        for (lora, (_, h)) in self.all.iter().zip(h) {
+            for (parameter, is_kept) in [(&lora.a, has_input), (&lora.b, h.is_some())] {
                 if parameter.is_trainable() && !is_kept {
                     return Err(parameter.was_frozen(&self.path));
                 }

@@ -283,9 +283,7 @@ impl Linear {
             }
             SavedInput::Unneeded => return Err(self.weight.was_frozen(self.path())),
         };
-        if let Some(lora) = &saved.lora {
-            self.loras.expect_saved(lora)?;
-        }
+        self.loras.expect_saved(saved.lora.as_ref())?;
         let dx = if let Some(lora) = saved.lora.take() {
             let dx = ops::dgrad(operands[0], operands[1], saved.dtype, accumulation.dgrad)?;
             let dx = self.loras.backward(cx, lora, &dy.values(saved.dtype)?, dx, saved.dtype)?;

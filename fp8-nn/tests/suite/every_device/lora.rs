@@ -128,10 +128,11 @@ fn adapters_train_beside_frozen_codes_under_every_recipe() {
 fn adapters_that_are_not_those_of_the_forward_pass_are_refused_and_no_gradient_changes() {
     let options = LoraOptions { rank: 2, ..Default::default() };
     let mut fc = linear("fc", 4, 6, 1);
-    fc.loras_mut().add("k", 4..6, &options, &mut rng(1)).unwrap();
     let (x, dy) = (noise([3, 4], 1), noise([3, 6], 2));
     let mut scaling = Scaling::new(&fc, &device()).unwrap();
     let mut forward = |fc: &Linear| scaling.in_autocast(&Recipe::off(), |cx| fc.forward(cx, &x)).unwrap().1;
+    let without = forward(&fc);
+    fc.loras_mut().add("k", 4..6, &options, &mut rng(1)).unwrap();
     let before = forward(&fc);
     fc.loras_mut().add("q", 0..4, &options, &mut rng(2)).unwrap();
     let (frozen_base, frozen_adapter) = {
@@ -153,6 +154,7 @@ fn adapters_that_are_not_those_of_the_forward_pass_are_refused_and_no_gradient_c
     };
     let none = gradients(&fc);
     for (saved, expected) in [
+        (without, "a layer with other adapters"),
         (before, "a layer with other adapters"),
         (frozen_base, "the weight was frozen in the forward pass"),
         (frozen_adapter, "the weight was frozen in the forward pass"),
