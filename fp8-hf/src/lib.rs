@@ -8,6 +8,9 @@ mod atomic_folder;
 mod calibrate;
 mod carried;
 mod config;
+#[cfg(feature = "tokenizer")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
+pub mod data;
 mod encode;
 mod error;
 mod export;

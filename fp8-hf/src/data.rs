@@ -1,0 +1,17 @@
+//! Training data: files of text, JSON lines and tokens, as sequences of ids and targets.
+
+mod dataset;
+mod options;
+mod order;
+mod sequence;
+mod sequences;
+mod summary;
+mod template;
+
+pub use dataset::Dataset;
+pub use options::{DataKind, DataOptions, LossOn, Pack, TooLong, Validation};
+pub use order::order;
+pub use sequence::{IGNORED, Sample, Sequence};
+pub use sequences::Sequences;
+pub use summary::DataSummary;
+pub use template::ChatTemplate;
