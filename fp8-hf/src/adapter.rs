@@ -3,6 +3,7 @@
 mod config;
 mod merge;
 mod model;
+mod new;
 mod save;
 
 use crate::config::Config;
@@ -12,6 +13,7 @@ use crate::values::widen;
 use crate::weights::Weights;
 use crate::{Error, Result};
 use config::{LoraConfig, Targets, is_named};
+pub use new::LoraTargets;
 use safetensors::Dtype;
 pub use save::save_adapter;
 use std::collections::BTreeMap;

@@ -44,10 +44,14 @@ mod token_file;
 mod token_losses;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
+#[cfg(feature = "tokenizer")]
+mod train_run;
+#[cfg(feature = "tokenizer")]
+mod trainer;
 mod values;
 mod weights;
 
-pub use adapter::{Adapter, save_adapter};
+pub use adapter::{Adapter, LoraTargets, save_adapter};
 pub use atomic_folder::AtomicFolder;
 pub use calibrate::calibrate;
 pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};
@@ -72,6 +76,12 @@ pub use token_losses::{TokenLosses, token_losses};
 #[cfg(feature = "tokenizer")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
 pub use tokenizer::{TextStream, Tokenizer};
+#[cfg(feature = "tokenizer")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
+pub use train_run::{ScheduleKind, SequenceSource, TrainRecord, TrainRun, TrainRunOptions, Warmup};
+#[cfg(feature = "tokenizer")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
+pub use trainer::{TrainEvaluation, TrainRanks, TrainStep, Trainer, TrainerOptions};
 pub use values::Fp8Weight;
 pub use weights::{WeightInfo, Weights};
 

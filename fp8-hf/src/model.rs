@@ -7,8 +7,8 @@ use super::{Config, Folder};
 use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Tensor, ops};
 use fp8_nn::{
-    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, TransformerLayerOptions, frozen,
-    parameters_mut,
+    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, RecomputeLevel, TransformerLayerOptions,
+    frozen, parameters_mut,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -37,6 +37,8 @@ pub struct LoadOptions {
     pub max_seq_length: Option<usize>,
     /// Whether FP8 weights are dequantized, or kept as codes for inference. Default: [`Fp8Weights::Dequantize`].
     pub fp8: Fp8Weights,
+    /// The part of each block that backward recomputes. Default: [`RecomputeLevel::None`].
+    pub recompute: RecomputeLevel,
 }
 
 impl Default for LoadOptions {
@@ -47,6 +49,7 @@ impl Default for LoadOptions {
             trainable: false,
             max_seq_length: None,
             fp8: Fp8Weights::Dequantize,
+            recompute: RecomputeLevel::None,
         }
     }
 }
@@ -245,6 +248,7 @@ impl Folder {
         gpt.layer.attention.max_seq_length = rows;
         gpt.layer.params_dtype = options.params_dtype;
         gpt.layer.init = NOT_DRAWN;
+        gpt.layer.recompute = options.recompute;
         let keeps = options.fp8 == Fp8Weights::Keep && !self.quantized.is_empty();
         if keeps {
             expect_frozen(&options.path, options.trainable)?;

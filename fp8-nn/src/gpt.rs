@@ -355,6 +355,58 @@ impl Gpt {
         cx.attempt(|cx| self.backward_from_loss(cx, saved, None))
     }
 
+    /// Runs [`loss_backward`](Self::loss_backward) for a loss that is multiplied by a factor in the device's memory, which a recorded
+    /// step reads anew in each replay. Gradients have the factor, too: it is no [`LossScaler`], whose scale the optimizer undoes.
+    ///
+    /// With [`CrossEntropyOptions::normalizer`] = 1, the factor 1 / n gives the gradients of the mean over n targets, of which this
+    /// call may have only some.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// use fp8_nn::fp8_kernels::ops::{CrossEntropyOptions, LossScale, LossScaleState};
+    ///
+    /// # let layer = TransformerLayerOptions {
+    /// #     hidden_size: 8,
+    /// #     ffn_hidden_size: 16,
+    /// #     attention: AttentionOptions { num_attention_heads: 2, max_seq_length: 4, ..Default::default() },
+    /// #     ..Default::default()
+    /// # };
+    /// # let options = GptOptions { vocab_size: 16, num_layers: 1, layer, ..Default::default() };
+    /// # let device = Device::cpu();
+    /// # let mut model = Gpt::new("gpt", &options, &device, &mut fp8_nn::rand::rng())?;
+    /// # let mut scaling = Scaling::new(&model, &device)?;
+    /// # let ids = Tensor::from_vec(vec![1i32, 2, 3, 4], [1, 4], &device)?;
+    /// # let targets = Tensor::from_vec(vec![2i32, 3, 4, -100], [1, 4], &device)?;
+    /// let sum = CrossEntropyOptions { ignore_index: Some(-100), normalizer: Some(1.0) };
+    /// let mean = LossScale::new(&LossScaleState { scale: 1.0 / 3.0, ..Default::default() }, &device)?;
+    /// let (loss, saved) = scaling.in_autocast(&Recipe::off(), |cx| {
+    ///     model.loss_with_info(cx, &ids, &targets, sum, &SequenceInfo::default())
+    /// })?;
+    /// scaling.in_backward(|cx| model.loss_backward_by(cx, saved, &mean))?;
+    /// let by_factor = clip_grad_norm(&mut model, f32::MAX)?.item()?;
+    ///
+    /// zero_grad(&mut model)?;
+    /// let mean = CrossEntropyOptions { normalizer: None, ..sum };
+    /// let (same, saved) = scaling.in_autocast(&Recipe::off(), |cx| {
+    ///     model.loss_with_info(cx, &ids, &targets, mean, &SequenceInfo::default())
+    /// })?;
+    /// scaling.in_backward(|cx| model.loss_backward(cx, saved))?;
+    /// let norm = clip_grad_norm(&mut model, f32::MAX)?.item()?;
+    /// assert!((loss.item()? / 3.0 / same.item()? - 1.0).abs() < 1e-6 && (by_factor / norm - 1.0).abs() < 1e-5);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward); a factor on another device.
+    pub fn loss_backward_by(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: GptLossSaved,
+        factor: &LossScale,
+    ) -> Result<()> {
+        cx.attempt(|cx| self.backward_from_loss(cx, saved, Some(factor)))
+    }
+
     /// Runs [`loss_backward`](Self::loss_backward) for a loss that is multiplied by the scale of `scaler`, and
     /// [checks](LossScaler::check) the gradients. [`LossScaler`] has an example.
     ///

@@ -67,10 +67,13 @@ pub(crate) enum Targets {
 }
 
 impl Targets {
+    /// The word for all Linears but the head.
+    pub(crate) const ALL_LINEAR: &str = "all-linear";
+
     fn read(fields: Fields<'_>, key: &str) -> Result<Option<Self>, String> {
         match fields.get(key) {
             None => Ok(None),
-            Some(Value::String(text)) if text == "all-linear" => Ok(Some(Self::AllLinear)),
+            Some(Value::String(text)) if text == Self::ALL_LINEAR => Ok(Some(Self::AllLinear)),
             Some(Value::String(pattern)) => {
                 let whole = compile("^", pattern, "$").map(|pattern| Some(Self::Pattern(pattern)));
                 whole.ok_or_else(|| {
@@ -165,6 +168,13 @@ impl LoraConfig {
         first_fit(&self.ranks, module).map_or(self.rank, |rank| rank as usize)
     }
 
+    /// Whether the entry of `rank_pattern` or `alpha_pattern` with this key fits a module.
+    pub(crate) fn has_pattern(&self, option: &str, key: &str, module: &str) -> bool {
+        let patterns = if option == "rank_pattern" { &self.ranks } else { &self.alphas };
+        let own = pattern_of(key);
+        patterns.iter().any(|(pattern, _)| pattern.as_str() == own && pattern.is_match(module))
+    }
+
     /// Returns the factor of B · A.
     pub(crate) fn scale_of(&self, module: &str) -> f64 {
         let (rank, alpha) =
@@ -241,12 +251,21 @@ fn patterns(fields: Fields<'_>, key: &str) -> Result<Vec<(Regex, f64)>, String> 
         if key == "rank_pattern" && inner.size(name)?.is_none_or(|rank| rank == 0) {
             return Err(inner.wrong(name, "a rank of at least 1"));
         }
-        let pattern = compile("^(?:.*\\.)?", name, "$").ok_or_else(|| {
+        let pattern = compile(FRONT, name, END).ok_or_else(|| {
             format!("`{path}{name}`: expected a short regular expression without look-around")
         })?;
         Ok((pattern, value))
     };
     map.keys().map(pattern).collect()
+}
+
+/// A pattern fits the whole name of a module, or the end behind a dot.
+const FRONT: &str = "^(?:.*\\.)?";
+const END: &str = "$";
+
+/// Returns the regular expression of an entry.
+fn pattern_of(key: &str) -> String {
+    format!("{FRONT}(?:{key}){END}")
 }
 
 fn first_fit(patterns: &[(Regex, f64)], module: &str) -> Option<f64> {

@@ -10,14 +10,14 @@ use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
 /// The place of a module in a model: its layer behind the model's path, and its rows of the weight.
-pub(super) struct Place {
-    pub(super) layer: String,
-    pub(super) rows: Range<usize>,
+pub(crate) struct Place {
+    pub(crate) layer: String,
+    pub(crate) rows: Range<usize>,
 }
 
 impl Config {
     /// Returns where a module is in a model of this configuration.
-    pub(super) fn place(&self, module: &str) -> Option<Place> {
+    pub(crate) fn place(&self, module: &str) -> Option<Place> {
         let (tensor, specs) = (format!("{module}.weight"), self.tensors());
         let source = self.parameters().into_iter().find(|source| source.tensors.contains(&tensor))?;
         let mut start = 0;
