@@ -23,6 +23,7 @@ mod destination;
 mod eval;
 mod export;
 mod failure;
+mod fine_tune;
 mod generate;
 mod ids;
 mod inspect;
@@ -77,6 +78,10 @@ fn silence_tokenizers() {
 fn run() -> Result<(), Failure> {
     let (command, given) = match options::parse(std::env::args_os())? {
         Request::Print(text) => return output::print(&text).map(drop),
+        Request::FineTune(options) => {
+            interrupt::install();
+            return fine_tune::run(*options);
+        }
         Request::Run(command, given) => (command, given),
     };
     interrupt::install();

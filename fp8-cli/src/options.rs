@@ -4,6 +4,7 @@ use crate::command_line::{self, Parsed, named, with_negative_numbers};
 use crate::eval::{self, Eval};
 use crate::export::{self, Export};
 use crate::failure::Failure;
+use crate::fine_tune::{FineTune, line};
 use crate::generate::{self, Generate};
 use crate::inspect::{self, Inspect};
 use crate::launch::{self, Launch};
@@ -29,6 +30,8 @@ pub(crate) enum Request {
     Print(String),
     /// A command, and the options that the command line names for `train`.
     Run(Box<Command>, Given),
+    /// A fine-tuning, which has options of its own.
+    FineTune(Box<FineTune>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -51,7 +54,7 @@ pub(crate) enum Command {
     /// Adds a LoRA adapter to the weights of a model, and writes the sum as a folder
     #[command(after_help = merge::EXAMPLE)]
     Merge(Merge),
-    /// Trains a small GPT in high precision and in FP8, and compares the two
+    /// Fine-tunes a Hugging Face model; or trains a small GPT in high precision and in FP8, and compares the two
     #[command(after_help = train::EXAMPLE)]
     Train(Box<Train>),
     /// Starts a command once for each rank, all on this machine
@@ -67,6 +70,14 @@ where
 {
     let command = Options::command().mut_subcommand(TRAIN, with_negative_numbers);
     let line = help_as_option(line.into_iter().map(Into::into).collect());
+    if let Some((_, words)) = line.split_at_checked(2).filter(|(front, _)| front[1] == TRAIN)
+        && line::is_meant(words)
+    {
+        return Ok(match line::parse(words)? {
+            line::Line::Help(text) => Request::Print(text),
+            line::Line::Options(options) => Request::FineTune(options),
+        });
+    }
     match command_line::parse::<Options>(command, line)? {
         Parsed::Help(text) => Ok(Request::Print(text)),
         Parsed::Options(options, matches) => {

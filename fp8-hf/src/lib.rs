@@ -81,7 +81,7 @@ pub use tokenizer::{TextStream, Tokenizer};
 pub use train_run::{ScheduleKind, SequenceSource, TrainRecord, TrainRun, TrainRunOptions, Warmup};
 #[cfg(feature = "tokenizer")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
-pub use trainer::{TrainEvaluation, TrainRanks, TrainStep, Trainer, TrainerOptions};
+pub use trainer::{TrainEvaluation, TrainPlan, TrainRanks, TrainStep, Trainer, TrainerOptions};
 pub use values::Fp8Weight;
 pub use weights::{WeightInfo, Weights};
 

@@ -7,8 +7,8 @@ use super::{Config, Folder};
 use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Tensor, ops};
 use fp8_nn::{
-    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, RecomputeLevel, TransformerLayerOptions,
-    frozen, parameters_mut,
+    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, RecomputeLevel,
+    TransformerLayerOptions, frozen, parameters_mut,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;

@@ -264,7 +264,12 @@ impl TrainRun {
         let Found { step, dir, metadata } = found;
         let problem = |problem: String| Error::File { path: dir.clone(), problem };
         let own = self.metadata();
-        for (key, what) in [("data", "data"), ("order", "order"), ("schedule", "learning rates"), ("steps", "number of steps")] {
+        for (key, what) in [
+            ("data", "data"),
+            ("order", "order"),
+            ("schedule", "learning rates"),
+            ("steps", "number of steps"),
+        ] {
             let (saved, own) = (metadata.get(key), own.get(key));
             if saved != own {
                 let [saved, own] = [saved, own].map(|text| text.map_or("nothing", String::as_str));
@@ -396,9 +401,10 @@ impl TrainRun {
         let dir = self.checkpoints.dir(self.done);
         let metadata = self.metadata();
         let saved = match self.trainer.is_first() {
-            true => self.trainer.save_checkpoint(&dir, &metadata).and_then(|()| {
-                self.checkpoints.prune(self.options.keep, self.best.map(|(step, _)| step))
-            }),
+            true => self
+                .trainer
+                .save_checkpoint(&dir, &metadata)
+                .and_then(|()| self.checkpoints.prune(self.options.keep, self.best.map(|(step, _)| step))),
             false => Ok(()),
         };
         self.trainer.all_of("writing a checkpoint", saved)?;
@@ -412,12 +418,23 @@ impl TrainRun {
     /// # Errors
     /// As [`Trainer::save_result`]; a rank that left or failed.
     pub fn finish(&mut self, dtype: Option<DType>) -> Result<PathBuf> {
+        self.finish_with(&mut |trainer, out| trainer.save_result(out, dtype))
+    }
+
+    /// Does as [`finish`](Self::finish), with a result that `write` writes to the path that it is given, on the first rank.
+    ///
+    /// # Errors
+    /// Those of `write`; a rank that left or failed.
+    pub fn finish_with(
+        &mut self,
+        write: &mut dyn FnMut(&mut Trainer, &Path) -> Result<()>,
+    ) -> Result<PathBuf> {
         if self.saved.0 != self.done || self.done == 0 {
             self.save_checkpoint()?;
         }
         let out = self.out.join(FINAL);
         let written = match self.trainer.is_first() && !out.exists() {
-            true => self.trainer.save_result(&out, dtype),
+            true => write(&mut self.trainer, &out),
             false => Ok(()),
         };
         self.trainer.all_of("writing the result", written)?;

@@ -5,6 +5,7 @@ mod exchange;
 mod micro_batch;
 mod names;
 mod options;
+mod plan;
 mod trained;
 
 use crate::data::{IGNORED, Sequence};
@@ -13,13 +14,14 @@ use exchange::Exchange;
 use fp8_kernels::ops::{CrossEntropyOptions, LossScale, LossScaleState};
 use fp8_kernels::{DType, Device, Graph, MemoryUse, Tensor};
 use fp8_nn::{
-    AdamW, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, frozen, num_parameters, parameters,
-    quantize_weights, zero_grad,
+    AdamW, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, frozen, num_parameters,
+    parameters, quantize_weights, zero_grad,
 };
 use fp8_recipe::{AutocastOptions, Scaling};
 use micro_batch::{MicroBatch, Tokens};
 use names::Names;
 pub use options::{TrainRanks, TrainerOptions};
+pub use plan::TrainPlan;
 use std::fmt;
 use std::path::Path;
 
@@ -159,7 +161,8 @@ impl Trainer {
         if let Some(adapter) = &adapter {
             adapter.add_to(&mut model, &folder.config, options.params_dtype)?;
         }
-        let modules: Vec<String> = adapter.iter().flat_map(|adapter| adapter.modules().map(str::to_owned)).collect();
+        let modules: Vec<String> =
+            adapter.iter().flat_map(|adapter| adapter.modules().map(str::to_owned)).collect();
         let names = Names::new(&folder.config, &model, &modules);
         names.freeze(&options.frozen, &mut model)?;
         if !parameters(&model).into_iter().any(fp8_nn::Parameter::is_trainable) {
@@ -254,11 +257,7 @@ impl Trainer {
     }
 
     /// Reads the sequences of this rank, as micro-batches; each rank has as many.
-    fn read(
-        &self,
-        count: usize,
-        read: &mut dyn FnMut(usize) -> Result<Sequence>,
-    ) -> Result<Vec<Tokens>> {
+    fn read(&self, count: usize, read: &mut dyn FnMut(usize) -> Result<Sequence>) -> Result<Vec<Tokens>> {
         let size = self.options.micro_batch;
         let (rank, ranks) = (self.exchange.rank(), self.exchange.count());
         let vocab_size = self.folder.config.vocab_size;
@@ -387,7 +386,8 @@ impl Trainer {
     pub fn save_result(&mut self, out: &Path, dtype: Option<DType>) -> Result<()> {
         self.expect_finite()?;
         if self.has_adapter {
-            let base = std::path::absolute(self.folder.path()).unwrap_or_else(|_| self.folder.path().to_owned());
+            let base =
+                std::path::absolute(self.folder.path()).unwrap_or_else(|_| self.folder.path().to_owned());
             return save_adapter(out, &self.model, &self.folder.config, &base.display().to_string());
         }
         self.folder.save_model(out, &self.model, dtype)

@@ -328,7 +328,7 @@ pub(crate) fn parse<S: Into<String>>(
     }
 }
 
-fn number<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
+pub(crate) fn number<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
     match text.parse::<u128>() {
         Ok(number) if number < MIN as u128 => Err(format!("must be at least {MIN}")),
         Ok(number) if number > MAX as u128 => Err(format!("must be at most {MAX}")),
@@ -337,15 +337,15 @@ fn number<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, Strin
     }
 }
 
-fn count<const MAX: usize>(text: &str) -> Result<usize, String> {
+pub(crate) fn count<const MAX: usize>(text: &str) -> Result<usize, String> {
     number::<1, MAX>(text)
 }
 
-fn seed(text: &str) -> Result<u64, String> {
+pub(crate) fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("must be a whole number from 0 to {}", u64::MAX))
 }
 
-fn learning_rate(text: &str) -> Result<f32, String> {
+pub(crate) fn learning_rate(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
         Ok(_) => Err("a learning rate must be finite and above zero (in f32)".to_owned()),
@@ -367,14 +367,14 @@ fn margin(text: &str) -> Result<i32, String> {
     }
 }
 
-fn level(text: &str) -> Result<RecomputeLevel, String> {
+pub(crate) fn level(text: &str) -> Result<RecomputeLevel, String> {
     let known = || {
         format!("unknown; the known ones are {}", RecomputeLevel::ALL.map(RecomputeLevel::name).join(", "))
     };
     text.parse().map_err(|_| known())
 }
 
-fn recipe_name(text: &str) -> Result<RecipeName, String> {
+pub(crate) fn recipe_name(text: &str) -> Result<RecipeName, String> {
     match text {
         "delayed" => Ok(RecipeName::Delayed),
         "current" => Ok(RecipeName::Current),
@@ -402,7 +402,7 @@ fn compared(text: &str) -> Result<Compared, String> {
     }
 }
 
-fn device(text: &str) -> Result<DeviceName, String> {
+pub(crate) fn device(text: &str) -> Result<DeviceName, String> {
     match text {
         "cpu" => return Ok(DeviceName::Cpu),
         "cuda" => return Ok(DeviceName::CudaOfRank),

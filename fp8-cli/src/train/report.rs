@@ -2,7 +2,7 @@
 
 mod heat;
 mod run;
-mod slots;
+pub(crate) mod slots;
 
 use std::fmt::Write as _;
 
@@ -69,7 +69,7 @@ const ADVICE_NOTE: &str = "Tensors that lost values in the observed steps, and w
 const RATE_NOTE: &str = "A linear warm-up, then a cosine. It is the same for both trainings.";
 
 /// Two cards side by side where there is room.
-fn pair(sections: [String; 2]) -> String {
+pub(crate) fn pair(sections: [String; 2]) -> String {
     format!("<div class=\"pair\">\n{}</div>\n", sections.concat())
 }
 
@@ -133,7 +133,7 @@ fn comparison(config: &Config, summary: &Summary) -> String {
 }
 
 /// Returns the section with advice about tensors that lose values. It is empty if there is no advice.
-fn advice(advice: &[String]) -> String {
+pub(crate) fn advice(advice: &[String]) -> String {
     if advice.is_empty() {
         return String::new();
     }

@@ -13,7 +13,7 @@ use crate::failure::about_device;
 use crate::train::batches::{self, Batch};
 use crate::train::options::{Dtype, FormatName, ModelName, Place, RecipeName, Settings};
 use crate::train::ranks::Ranks;
-use crate::train::telemetry::SlotState;
+use crate::train::telemetry::{SlotState, slot_states};
 use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
 
 /// Model, optimizer, scaling state and recipe of one training.
@@ -429,22 +429,7 @@ impl Trainer for Session {
     fn slots(&mut self) -> Result<Vec<SlotState>, String> {
         self.observed += 1;
         self.trace.record(self.observed, &self.scaling).map_err(sentence)?;
-        // Slots without values belong to tensors that this model does not quantize.
-        let reports = self.scaling.slot_reports().map_err(sentence)?.into_iter();
-        let reports = reports.filter(|report| report.elements > 0);
-        let states = reports.map(|report| SlotState {
-            name: report.name.to_string(),
-            backward: report.direction == Direction::Backward,
-            amax: report.amax,
-            scale: report.scale,
-            has_powers_of_two: report.has_powers_of_two,
-            saturated: report.saturated,
-            underflowed: report.underflowed,
-            elements: report.elements,
-            nan: report.nan,
-            sqnr: report.sqnr,
-        });
-        Ok(states.collect())
+        slot_states(&self.scaling).map_err(sentence)
     }
 
     fn advice(&self) -> Vec<String> {

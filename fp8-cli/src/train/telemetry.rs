@@ -1,5 +1,7 @@
 //! The quantizer slots of the FP8 training over time: amax, scale, and how many values saturated or underflowed.
 
+use fp8_nn::prelude::{Direction, Scaling};
+
 /// About this many steps are observed, spread evenly. They are few enough not to affect the median time of a step.
 const MAX_SAMPLES: usize = 100;
 
@@ -26,6 +28,25 @@ pub(crate) struct SlotState {
     pub(crate) nan: u64,
     /// The SQNR of the codes of the last step, in decibels, if it was measured.
     pub(crate) sqnr: Option<f64>,
+}
+
+/// Returns the slots that have quantized something, always in the same order.
+pub(crate) fn slot_states(scaling: &Scaling) -> fp8_nn::Result<Vec<SlotState>> {
+    // Slots without values belong to tensors that the model does not quantize.
+    let reports = scaling.slot_reports()?.into_iter().filter(|report| report.elements > 0);
+    let states = reports.map(|report| SlotState {
+        name: report.name.to_string(),
+        backward: report.direction == Direction::Backward,
+        amax: report.amax,
+        scale: report.scale,
+        has_powers_of_two: report.has_powers_of_two,
+        saturated: report.saturated,
+        underflowed: report.underflowed,
+        elements: report.elements,
+        nan: report.nan,
+        sqnr: report.sqnr,
+    });
+    Ok(states.collect())
 }
 
 impl SlotState {

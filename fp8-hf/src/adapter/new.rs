@@ -132,7 +132,12 @@ impl Adapter {
         {
             expect_fits(option, list, &linears, &refused)?;
         }
-        for pattern in targets.rank_pattern.keys().map(|key| ("rank_pattern", key)).chain(targets.alpha_pattern.keys().map(|key| ("alpha_pattern", key))) {
+        for pattern in targets
+            .rank_pattern
+            .keys()
+            .map(|key| ("rank_pattern", key))
+            .chain(targets.alpha_pattern.keys().map(|key| ("alpha_pattern", key)))
+        {
             let (option, key) = pattern;
             if !linears.iter().any(|linear| config.has_pattern(option, key, &linear.module)) {
                 let remedy = "it fits no Linear in the model's layers";
@@ -154,7 +159,8 @@ impl Adapter {
                 return Err(refused(option, "given".into(), remedy));
             }
             if rank > rows.min(cols) {
-                let remedy = format!("`{}` is {rows} × {cols}: expected at most {}", linear.module, rows.min(cols));
+                let remedy =
+                    format!("`{}` is {rows} × {cols}: expected at most {}", linear.module, rows.min(cols));
                 return Err(refused("rank", rank.to_string(), remedy));
             }
             if !(scale as f32).is_finite() {
@@ -185,7 +191,8 @@ impl LoraTargets {
         match self.layers_to_transform.iter().find(|&&layer| layer >= layers) {
             None => Ok(()),
             Some(layer) => {
-                let remedy = format!("the model has {layers} layers: expected 0 to {}", layers.saturating_sub(1));
+                let remedy =
+                    format!("the model has {layers} layers: expected 0 to {}", layers.saturating_sub(1));
                 Err(refused("layers_to_transform", layer.to_string(), remedy))
             }
         }
@@ -193,14 +200,20 @@ impl LoraTargets {
 }
 
 /// Refuses a name that no Linear has.
-fn expect_fits(option: &'static str, list: &[String], linears: &[Linear], refused: Refused<'_>) -> Result<()> {
+fn expect_fits(
+    option: &'static str,
+    list: &[String],
+    linears: &[Linear],
+    refused: Refused<'_>,
+) -> Result<()> {
     let fits = |name: &str| linears.iter().any(|linear| super::is_named(&linear.module, name));
     match list {
         [one] if one.contains(OF_PATTERNS) || one == Targets::ALL_LINEAR => Ok(()),
         list => match list.iter().find(|name| !fits(name)) {
             None => Ok(()),
             Some(name) => {
-                let mut known: Vec<&str> = linears.iter().map(|linear| super::model::last(&linear.module)).collect();
+                let mut known: Vec<&str> =
+                    linears.iter().map(|linear| super::model::last(&linear.module)).collect();
                 known.sort_unstable();
                 known.dedup();
                 let remedy = format!(
@@ -247,7 +260,10 @@ mod tests {
         let adapter = Adapter::new(&config(), &some, 0).unwrap();
         assert_eq!(adapter.modules.len(), 6);
         let query = &adapter.modules[0];
-        assert_eq!((query.name.as_str(), query.rank, query.scale), ("model.layers.1.self_attn.q_proj", 4, 1.0));
+        assert_eq!(
+            (query.name.as_str(), query.rank, query.scale),
+            ("model.layers.1.self_attn.q_proj", 4, 1.0)
+        );
         assert_eq!((adapter.modules[1].rank, adapter.modules[1].scale), (2, 2.0));
         let bound = 1.0 / 8f32.sqrt();
         assert!(query.a.iter().all(|x| x.abs() <= bound) && query.a.iter().any(|x| x.abs() > 0.7 * bound));
@@ -278,7 +294,10 @@ mod tests {
                 LoraTargets { target_modules: vec!["nothing.*".into()], ..plain() },
                 "LoRA: target_modules = [\"nothing.*\"]: they choose no Linear in the model's layers",
             ),
-            (LoraTargets { target_modules: vec!["(".into()], ..plain() }, "LoRA: targets = [\"(\"]: `target_modules` is \"(\""),
+            (
+                LoraTargets { target_modules: vec!["(".into()], ..plain() },
+                "LoRA: targets = [\"(\"]: `target_modules` is \"(\"",
+            ),
             (
                 LoraTargets { layers_to_transform: vec![2], ..plain() },
                 "LoRA: layers_to_transform = 2: the model has 2 layers: expected 0 to 1",
@@ -288,7 +307,10 @@ mod tests {
                 "LoRA: rank_pattern = \"c_attn\": it fits no Linear in the model's layers",
             ),
             (
-                LoraTargets { alpha_pattern: [("q_proj".to_owned(), 4.0), ("self_attn.q_proj".to_owned(), 5.0)].into(), ..plain() },
+                LoraTargets {
+                    alpha_pattern: [("q_proj".to_owned(), 4.0), ("self_attn.q_proj".to_owned(), 5.0)].into(),
+                    ..plain()
+                },
                 "LoRA: alpha_pattern = given: several of its entries fit `model.layers.0.self_attn.q_proj`: expected one",
             ),
             (LoraTargets { alpha: Some(1e300), ..plain() }, "LoRA: alpha = "),

@@ -127,12 +127,20 @@ impl TrainRunOptions {
             return refused("data", "no sequence".into(), "expected at least one to train on");
         }
         if u32::try_from(sequences).is_err() {
-            return refused("data", format!("{sequences} sequences"), "expected fewer than 2³²: use longer sequences");
+            return refused(
+                "data",
+                format!("{sequences} sequences"),
+                "expected fewer than 2³²: use longer sequences",
+            );
         }
         if let Warmup::Share(share) = self.warmup
             && !(0.0..=1.0).contains(&share)
         {
-            return refused("warmup", share.to_string(), "expected a share from 0 to 1, or a number of steps");
+            return refused(
+                "warmup",
+                share.to_string(),
+                "expected a share from 0 to 1, or a number of steps",
+            );
         }
         for (option, number) in [("keep", self.keep as u64), ("most_non_finite", self.most_non_finite)] {
             if number == 0 {
@@ -146,6 +154,21 @@ impl TrainRunOptions {
             return refused(option, "0".into(), "expected at least 1");
         }
         Ok(Steps { total, sequences, batch })
+    }
+
+    /// Returns the number of steps of a run over so many sequences.
+    ///
+    /// ```
+    /// use fp8_hf::TrainRunOptions;
+    /// let options = TrainRunOptions { batch: 8, epochs: 2, ..Default::default() };
+    /// assert_eq!(options.total_steps(20)?, 2 * 3); // the last step of an epoch has 4 sequences
+    /// # Ok::<(), fp8_hf::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An option out of its range; no sequence, or 2³² of them.
+    pub fn total_steps(&self, sequences: usize) -> Result<u64> {
+        Ok(self.steps_of(sequences)?.total)
     }
 
     pub(super) fn schedule(&self, total: u64) -> Result<Schedule> {
@@ -207,14 +230,22 @@ mod tests {
         for (options, sequences, expected) in [
             (TrainRunOptions { batch: 0, ..plain() }, 1, "TrainRun: batch = 0: expected at least 1"),
             (plain(), 0, "TrainRun: data = no sequence: expected at least one to train on"),
-            (plain(), 1 << 32, "TrainRun: data = 4294967296 sequences: expected fewer than 2³²: use longer sequences"),
+            (
+                plain(),
+                1 << 32,
+                "TrainRun: data = 4294967296 sequences: expected fewer than 2³²: use longer sequences",
+            ),
             (
                 TrainRunOptions { warmup: Warmup::Share(1.5), ..plain() },
                 1,
                 "TrainRun: warmup = 1.5: expected a share from 0 to 1, or a number of steps",
             ),
             (TrainRunOptions { keep: 0, ..plain() }, 1, "TrainRun: keep = 0: expected at least 1"),
-            (TrainRunOptions { most_non_finite: 0, ..plain() }, 1, "TrainRun: most_non_finite = 0: expected at least 1"),
+            (
+                TrainRunOptions { most_non_finite: 0, ..plain() },
+                1,
+                "TrainRun: most_non_finite = 0: expected at least 1",
+            ),
             (TrainRunOptions { epochs: 0, ..plain() }, 1, "TrainRun: epochs = 0: expected at least 1"),
             (TrainRunOptions { steps: Some(0), ..plain() }, 1, "TrainRun: steps = 0: expected at least 1"),
         ] {
@@ -229,7 +260,12 @@ mod tests {
         assert_eq!((schedule.lr(0), schedule.lr(4)), (0.2, 1.0));
         assert!((schedule.lr(99) - 0.1).abs() < 1e-6);
         // A single step has the highest rate's end.
-        for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine, ScheduleKind::WarmupStableDecay] {
+        for kind in [
+            ScheduleKind::Constant,
+            ScheduleKind::Linear,
+            ScheduleKind::Cosine,
+            ScheduleKind::WarmupStableDecay,
+        ] {
             let options = TrainRunOptions { schedule: kind, ..options.clone() };
             assert!((1..20).all(|total| options.schedule(total).unwrap().lr(0) > 0.0), "{kind:?}");
         }

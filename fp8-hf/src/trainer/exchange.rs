@@ -51,7 +51,8 @@ impl Exchange {
     /// Returns the numbers of all ranks, in rank order.
     fn gather(&self, what: &str, own: [u64; 2]) -> Result<Vec<[u64; 2]>> {
         let Some(group) = self.control() else { return Ok(vec![own]) };
-        let words: Vec<i32> = own.iter().flat_map(|&number| [number as u32 as i32, (number >> 32) as u32 as i32]).collect();
+        let words: Vec<i32> =
+            own.iter().flat_map(|&number| [number as u32 as i32, (number >> 32) as u32 as i32]).collect();
         let own = Tensor::from_vec(words, [1, 4], &Device::cpu())?;
         let all = group.all_gather(what, &own).map_err(fp8_nn::Error::from)?.to_vec::<i32>()?;
         let number = |low: i32, high: i32| u64::from(low as u32) | u64::from(high as u32) << 32;

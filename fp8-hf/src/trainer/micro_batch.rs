@@ -55,7 +55,8 @@ impl Tokens {
 
     /// Adds padding up to `room` tokens, or to a multiple that GEMMs take.
     fn pad(&mut self, room: Option<usize>) {
-        let len = room.unwrap_or_else(|| self.ids.len().max(1).next_multiple_of(MULTIPLE)).max(self.ids.len());
+        let len =
+            room.unwrap_or_else(|| self.ids.len().max(1).next_multiple_of(MULTIPLE)).max(self.ids.len());
         self.ids.resize(len, 0);
         self.targets.resize(len, IGNORED);
     }
@@ -99,18 +100,34 @@ impl Sequence {
         };
         let (ids, targets) = (self.ids.len(), self.targets.len());
         if ids > seq {
-            return refused("ids", format!("{ids} tokens"), format!("expected at most {seq}, as the trainer's `seq` says"));
+            return refused(
+                "ids",
+                format!("{ids} tokens"),
+                format!("expected at most {seq}, as the trainer's `seq` says"),
+            );
         }
         if ids != targets {
-            return refused("targets", format!("{targets} tokens"), format!("expected {ids}, one for each of `ids`"));
+            return refused(
+                "targets",
+                format!("{targets} tokens"),
+                format!("expected {ids}, one for each of `ids`"),
+            );
         }
         let real = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         let Some(real) = real.filter(|&real| real <= ids) else {
-            return refused("lengths", format!("{:?}", self.lengths), format!("expected a sum of at most {ids}, the tokens"));
+            return refused(
+                "lengths",
+                format!("{:?}", self.lengths),
+                format!("expected a sum of at most {ids}, the tokens"),
+            );
         };
         let is_known = |token: i32| usize::try_from(token).is_ok_and(|token| token < vocab_size);
         if let Some(id) = self.ids.iter().find(|&&id| !is_known(id)) {
-            return refused("ids", id.to_string(), format!("expected 0 to {}, the vocabulary", vocab_size.saturating_sub(1)));
+            return refused(
+                "ids",
+                id.to_string(),
+                format!("expected 0 to {}, the vocabulary", vocab_size.saturating_sub(1)),
+            );
         }
         if let Some(target) = self.targets.iter().find(|&&target| target != IGNORED && !is_known(target)) {
             let remedy = format!("expected 0 to {}, or {IGNORED}", vocab_size.saturating_sub(1));

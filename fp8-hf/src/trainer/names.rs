@@ -56,7 +56,10 @@ impl Names {
             if fits.iter().all(|&fits| fits) {
                 found.push(parameter.name().to_string());
             } else if fits.contains(&true) {
-                let remedy = format!("it fits some of {}, which the model holds as one: expected all or none", tensors.join(", "));
+                let remedy = format!(
+                    "it fits some of {}, which the model holds as one: expected all or none",
+                    tensors.join(", ")
+                );
                 return Err(refused(remedy));
             }
         }

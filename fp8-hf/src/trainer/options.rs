@@ -72,7 +72,11 @@ impl TrainerOptions {
         }
         let tokens = self.seq.checked_mul(self.micro_batch);
         if tokens.is_none_or(|tokens| i32::try_from(tokens).is_err()) {
-            return refused("micro_batch", self.micro_batch.to_string(), "expected fewer than 2³¹ tokens at once");
+            return refused(
+                "micro_batch",
+                self.micro_batch.to_string(),
+                "expected fewer than 2³¹ tokens at once",
+            );
         }
         for (option, dtype) in [("compute_dtype", self.compute_dtype), ("params_dtype", self.params_dtype)] {
             if !dtype.is_float() {
@@ -88,7 +92,11 @@ impl TrainerOptions {
             return refused("graph", "true".into(), "a CPU does not record steps: expected a GPU");
         }
         if self.graph && self.compute_dtype == DType::F16 {
-            return refused("graph", "true".into(), "f16 divides by the targets of each step: expected bf16 or f32");
+            return refused(
+                "graph",
+                "true".into(),
+                "f16 divides by the targets of each step: expected bf16 or f32",
+            );
         }
         Ok(())
     }

@@ -60,6 +60,16 @@ impl Recipe {
         Self(Kind::Off)
     }
 
+    /// Returns whether it is [`off`](Self::off), which quantizes nothing. A recipe by name is not, whatever its parts are.
+    ///
+    /// ```
+    /// use fp8_recipe::{CurrentScaling, Recipe};
+    /// assert!(Recipe::off().is_off() && !Recipe::from(CurrentScaling::default()).is_off());
+    /// ```
+    pub fn is_off(&self) -> bool {
+        matches!(self.0, Kind::Off)
+    }
+
     /// Creates a recipe that treats slots by their names. Each slot gets the recipe of the first pattern that matches, or
     /// `default`.
     ///

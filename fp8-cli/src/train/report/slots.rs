@@ -21,7 +21,7 @@ const NAN_NOTE: &str = "Tensors that held NaN when they were quantized. NaN is s
                         spreads through every product.";
 
 /// Saturated and underflowed values over time.
-pub(super) fn lost(telemetry: &Telemetry) -> [String; 2] {
+pub(crate) fn lost(telemetry: &Telemetry) -> [String; 2] {
     let kinds = telemetry.kinds();
     let chart = |loss| {
         let line = |(kind, color): (&Kind, Color)| Series {
@@ -57,7 +57,7 @@ fn counted(telemetry: &Telemetry) -> String {
 }
 
 /// Amax and scale of the chosen slots over time.
-pub(super) fn ranges(telemetry: &Telemetry) -> [String; 2] {
+pub(crate) fn ranges(telemetry: &Telemetry) -> [String; 2] {
     let chosen = telemetry.chosen();
     let chart = |y, points: &dyn Fn(usize) -> Vec<(f64, f64)>| {
         let series = chosen.iter().zip(Color::ALL).map(|(&slot, color)| Series {
@@ -84,7 +84,7 @@ pub(super) fn ranges(telemetry: &Telemetry) -> [String; 2] {
 }
 
 /// Shares of saturated and underflowed values of every slot.
-pub(super) fn bars(telemetry: &Telemetry) -> String {
+pub(crate) fn bars(telemetry: &Telemetry) -> String {
     let mut slots: Vec<&SlotState> = telemetry.slots().iter().collect();
     let all = slots.len();
     if all == 0 {
@@ -129,7 +129,7 @@ pub(super) fn bars(telemetry: &Telemetry) -> String {
 }
 
 /// The tensors that held NaN; nothing if there were none.
-pub(super) fn nan(telemetry: &Telemetry) -> String {
+pub(crate) fn nan(telemetry: &Telemetry) -> String {
     let mut rows = telemetry.with_nan().peekable();
     if rows.peek().is_none() {
         return String::new();

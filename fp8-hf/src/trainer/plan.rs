@@ -1,0 +1,143 @@
+//! What a training will take, from headers alone.
+
+use super::TrainerOptions;
+use crate::config::Config;
+use crate::family::TensorSpec;
+use crate::{Adapter, Folder, Fp8Weights};
+use fp8_kernels::{DType, MemoryUse};
+use fp8_nn::{RecomputeLevel, matches_name};
+
+/// The parameters and the memory of a training, before it begins.
+///
+/// ```
+/// use fp8_hf::{self as hf, Adapter, Config, Folder, LoraTargets, TrainPlan, TrainerOptions};
+/// use fp8_nn::prelude::*;
+/// # let place = std::env::temp_dir().join(format!("fp8-train-plan-{}", std::process::id()));
+/// # std::fs::create_dir(&place)?;
+/// # let config = Config::from_json(
+/// #     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+/// #         "num_attention_heads": 2, "max_position_embeddings": 8}"#,
+/// # )?;
+/// # let model = Gpt::new("model", &config.gpt_options(), &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// # hf::save_model(&place.join("model"), &config, &model, None)?;
+/// let folder = Folder::open(&place.join("model"))?;
+/// let adapter = Adapter::new(&folder.config, &LoraTargets { rank: 2, ..Default::default() }, 1)?;
+/// let options = TrainerOptions { seq: 8, ..Default::default() };
+/// let [whole, lora] = [None, Some(&adapter)].map(|adapter| TrainPlan::new(&folder, adapter, &options));
+/// assert_eq!((whole.trained, whole.frozen), (824, 0));
+/// assert_eq!((lora.trained, lora.frozen), (adapter.num_parameters(), 824));
+/// assert_eq!(lora.memory.optimizer, 8 * lora.trained); // two moments in f32
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TrainPlan {
+    /// The values that are trained.
+    pub trained: usize,
+    /// The values that are not.
+    pub frozen: usize,
+    /// The bytes of each rank's tensors when they are most. Parameters, gradients and optimizer are exact but for small tensors; what
+    /// backward needs and what is temporary is estimated from the sizes of the model.
+    pub memory: MemoryUse,
+}
+
+impl TrainPlan {
+    /// Plans the training that [`Trainer::new`](crate::Trainer::new) would prepare.
+    #[must_use]
+    pub fn new(folder: &Folder, adapter: Option<&Adapter>, options: &TrainerOptions) -> Self {
+        let config = &folder.config;
+        let is_frozen = |spec: &TensorSpec| {
+            adapter.is_some() || options.frozen.iter().any(|pattern| matches_name(pattern, &spec.name))
+        };
+        let values = |spec: &TensorSpec| spec.shape.iter().product::<usize>();
+        let specs = config.tensors();
+        let (frozen, trained): (Vec<&TensorSpec>, Vec<&TensorSpec>) =
+            specs.iter().partition(|spec| is_frozen(spec));
+        let count = |specs: &[&TensorSpec]| specs.iter().map(|spec| values(spec)).sum::<usize>();
+        let adapted = adapter.map_or(0, Adapter::num_parameters);
+        let trained_values = count(&trained) + adapted;
+        let size = options.params_dtype.size();
+        let is_fp8 = !options.recipe.is_off();
+        let keeps_codes = |spec: &TensorSpec| {
+            let is_kept = options.fp8 == Fp8Weights::Keep && folder.is_quantized(folder.stored(&spec.name));
+            adapter.is_some() && spec.kind.is_linear() && (is_fp8 || is_kept)
+        };
+        let base_size = if adapter.is_some() { folder.main_dtype().size() } else { size };
+        let of_frozen: usize = frozen
+            .iter()
+            .map(|spec| if keeps_codes(spec) { values(spec) } else { values(spec) * base_size })
+            .sum();
+        let stored = |spec: &&&TensorSpec| spec.kind.is_linear() && is_fp8;
+        let quantized: usize = trained.iter().filter(stored).map(|spec| values(spec)).sum();
+        let mut parameters = of_frozen + adapted * size;
+        // An optimizer has f32 values of parameters of 16 bits or less.
+        let mut copies = if size < 4 { 4 * trained_values } else { 0 };
+        parameters += if options.fp8_weights && adapter.is_none() {
+            copies += if size < 4 { 0 } else { 4 * quantized };
+            count(&trained) * size - quantized * size + 2 * quantized
+        } else {
+            count(&trained) * size + quantized
+        };
+        let tokens = options.seq * options.micro_batch;
+        let activations = Activations { config, options, is_fp8, has_adapter: adapter.is_some() };
+        let memory = MemoryUse {
+            parameters,
+            gradients: 4 * trained_values,
+            optimizer: 8 * trained_values + copies,
+            saved: tokens * activations.saved(),
+            temporary: tokens * activations.temporary(),
+        };
+        Self { trained: trained_values, frozen: count(&frozen), memory }
+    }
+}
+
+/// The bytes of activations for each token.
+struct Activations<'a> {
+    config: &'a Config,
+    options: &'a TrainerOptions,
+    is_fp8: bool,
+    has_adapter: bool,
+}
+
+impl Activations<'_> {
+    /// What backward needs of the blocks and the head.
+    fn saved(&self) -> usize {
+        let config = self.config;
+        let size = self.options.compute_dtype.size();
+        let (hidden, ffn) = (config.hidden_size, config.intermediate_size);
+        let queries = config.num_attention_heads * config.head_dim;
+        let keys = config.num_key_value_heads * config.head_dim;
+        // Inputs of GEMMs: codes under a recipe, which an adapter does without.
+        let input = |features: usize| match (self.is_fp8, self.has_adapter) {
+            (false, _) => features * size,
+            (true, false) => features,
+            (true, true) => features + features * size,
+        };
+        let attention = (queries + 2 * keys) * size + queries * size;
+        let of_fc1 = if config.family.has_learned_positions { ffn } else { 2 * ffn };
+        let level = self.options.recompute;
+        let block = if level == RecomputeLevel::Block {
+            hidden * size
+        } else {
+            let norms = if level >= RecomputeLevel::Norm { 0 } else { 2 * input(hidden) };
+            let activation = if level >= RecomputeLevel::Activation { 0 } else { input(ffn) };
+            let of_attention =
+                if level >= RecomputeLevel::Attention { input(hidden) } else { attention + input(queries) };
+            let of_mlp = if level >= RecomputeLevel::Mlp { input(hidden) } else { of_fc1 * size };
+            2 * hidden * size + norms + activation + of_attention + of_mlp
+        };
+        config.num_hidden_layers * block + 2 * hidden * size + config.vocab_size * self.logit()
+    }
+
+    /// The gradient of the logits, and the largest results of a block in backward.
+    fn temporary(&self) -> usize {
+        let config = self.config;
+        let size = self.options.compute_dtype.size();
+        (config.vocab_size * self.logit()).max(4 * config.intermediate_size * size)
+    }
+
+    fn logit(&self) -> usize {
+        if self.options.compute_dtype == DType::F32 { 4 } else { self.options.compute_dtype.size() }
+    }
+}
