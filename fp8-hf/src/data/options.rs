@@ -197,7 +197,8 @@ impl DataOptions {
             return Err(refused("pack", pack, remedy));
         }
         if pack != Pack::Stream && self.cross_documents {
-            let remedy = format!("only Pack::Stream lets documents read each other, and the packing is {pack:?}");
+            let remedy =
+                format!("only Pack::Stream lets documents read each other, and the packing is {pack:?}");
             return Err(refused("cross_documents", true, &remedy));
         }
         let too_long = self.too_long.unwrap_or(if has_answers { TooLong::Drop } else { TooLong::Cut });
