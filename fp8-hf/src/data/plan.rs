@@ -19,7 +19,6 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-
     /// Returns the pieces of a sequence.
     pub(super) fn pieces(&self, sequence: usize) -> &[Piece] {
         let before = sequence.checked_sub(1).and_then(|before| self.ends.get(before));

@@ -8,7 +8,7 @@ mod functions;
 use super::special::{CONFIG, SpecialTokens, object};
 use crate::files::{exists, read_text};
 use crate::{Error, Result};
-use functions::Raised;
+use functions::{REVERSED, Raised};
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, State, Value};
 use regex::Regex;
@@ -34,6 +34,10 @@ const MARKS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];
 /// The tag around answers, which only transformers knows.
 static TAG: LazyLock<std::result::Result<Regex, regex::Error>> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}"));
+
+/// A slice backwards, which minijinja cannot take of an empty list.
+static BACKWARDS: LazyLock<std::result::Result<Regex, regex::Error>> =
+    LazyLock::new(|| Regex::new(r"\[\s*:\s*:\s*-\s*1\s*\]"));
 
 /// The chat template of a model, which turns a conversation into text. Needs the feature `tokenizer`.
 ///
@@ -104,7 +108,8 @@ impl ChatTemplate {
                 if found.get(2).is_some() { "endcall".into() } else { format!("call {GENERATION}()") };
             format!("{{%{} {inner} {}%}}", &found[1], &found[3])
         });
-        let text = replaced.into_owned();
+        let backwards = BACKWARDS.as_ref().map_err(|error| problem(error.to_string()))?;
+        let text = backwards.replace_all(&replaced, format!(".{REVERSED}()")).into_owned();
         let add = || {
             environment.add_template_owned(NAME, text).map_err(|error| {
                 let line = error.line().map(|line| format!("line {line}: ")).unwrap_or_default();

@@ -5,6 +5,8 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use std::fmt::{self, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// The method that stands for `[::-1]`.
+pub(super) const REVERSED: &str = "_reversed";
 /// Values nested deeper than this are not written as JSON.
 const DEPTH: usize = 200;
 
@@ -27,7 +29,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise);
     environment.add_function("strftime_now", move |format: &str| formatted(format, now));
     environment.add_filter("tojson", to_json);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(|state, value, method, args| match method {
+        REVERSED => reversed(value),
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+    });
     // Texts are no HTML.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_formatter(|out, state, value| match value.kind() {
@@ -35,6 +40,16 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         ValueKind::None => Ok(out.write_str("None")?),
         _ => minijinja::escape_formatter(out, state, value),
     });
+}
+
+/// Returns the items of a list, or the characters of a text, from the last to the first.
+fn reversed(value: &Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(Value::from(text.chars().rev().collect::<String>()));
+    }
+    let mut items: Vec<Value> = value.try_iter()?.collect();
+    items.reverse();
+    Ok(Value::from(items))
 }
 
 fn raise(message: Value) -> Result<Value, Error> {
@@ -283,6 +298,10 @@ mod tests {
         );
         assert_eq!(rendered("{{ true }} {{ none }} {{ nothing }}").unwrap(), "True None ");
         assert!(rendered("{{ 1 | tojson(width=2) }}").is_err());
+        assert_eq!(
+            rendered("{{ [1, 2]._reversed() }}{{ []._reversed() }}{{ 'ab'._reversed() }}").unwrap(),
+            "[2, 1][]ba"
+        );
     }
 
     #[test]
