@@ -8,8 +8,9 @@ use crate::{Error, Result};
 use caught::caught;
 use outside::FILE;
 use std::io::Read as _;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tokenizers::{Encoding, Token};
+use tokenizers::{Encoding, PostProcessorWrapper, Token};
 
 /// The bytes of text for each wanted token that [`Tokenizer::encode_start`] tries first, and how many more.
 const BYTES_PER_TOKEN: usize = 8;
@@ -78,6 +79,10 @@ impl Tokenizer {
         let mut tokenizer =
             caught(read).map_err(|error| problem(format!("not a tokenizer that can be read: {error}")))?;
         outside::add(folder, &bytes, &mut tokenizer)?;
+        if let Some(mut processor) = tokenizer.get_post_processor().cloned() {
+            keep_spaces(&mut processor);
+            tokenizer.with_post_processor(Some(processor));
+        }
         Ok(Self { tokenizer, path, vocab_size })
     }
 
@@ -104,6 +109,67 @@ impl Tokenizer {
         }
         tokens.extend(self.encode_at_once(rest, false)?);
         Ok(tokens)
+    }
+
+    /// Returns the tokens of a text, without those that the tokenizer adds, and the bytes that each stands for. Tokens that share a
+    /// character have all of its bytes.
+    pub(crate) fn encode_spans(&self, text: &str) -> Result<Vec<(i32, Range<usize>)>> {
+        let (mut tokens, mut start, mut size) = (Vec::new(), 0, PIECE);
+        loop {
+            let rest = &text[start..];
+            let cut = if rest.len() > 2 * size { self.cut(rest, size)? } else { Some(rest.len()) };
+            let Some(end) = cut else {
+                size *= 2;
+                continue;
+            };
+            let encoding = caught(|| self.tokenizer.encode(&rest[..end], false));
+            let encoding = encoding.map_err(|error| self.problem(error))?;
+            let ids = self.fitting(encoding.get_ids())?;
+            let spans = encoding.get_offsets().iter().map(|&(first, last)| start + first..start + last);
+            tokens.extend(ids.into_iter().zip(spans));
+            (start, size) = (start + end, PIECE);
+            if start == text.len() {
+                return Ok(tokens);
+            }
+        }
+    }
+
+    /// Passes on the tokens of a text that comes in parts, without those that the tokenizer adds: those that [`encode`](Self::encode)
+    /// returns for the whole text. `more` appends to a text, and returns false at its end.
+    pub(crate) fn encode_parts(
+        &self,
+        mut more: impl FnMut(&mut String) -> Result<bool>,
+        mut pass: impl FnMut(&[i32]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut rest, mut size, mut is_whole) = (String::new(), PIECE, false);
+        loop {
+            // A cut looks at so many bytes.
+            while !is_whole && rest.len() <= 2 * size + CONTEXT + 4 {
+                is_whole = !more(&mut rest)?;
+            }
+            if rest.len() <= 2 * size {
+                return pass(&self.encode_at_once(&rest, false)?);
+            }
+            match self.cut(&rest, size)? {
+                Some(at) => {
+                    pass(&self.encode_at_once(&rest[..at], false)?)?;
+                    rest.drain(..at);
+                    size = PIECE;
+                }
+                None => size *= 2,
+            }
+        }
+    }
+
+    /// Returns the id of a token by its text.
+    pub(crate) fn id(&self, token: &str) -> Option<i32> {
+        let id = self.tokenizer.token_to_id(token)?;
+        self.fitting(&[id]).ok()?.first().copied()
+    }
+
+    /// Returns the folder that the tokenizer was read from.
+    pub(crate) fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
     }
 
     /// Returns a place behind `size` bytes where a cut changes no token of the text around it.
@@ -238,6 +304,22 @@ impl Tokenizer {
 
     fn problem(&self, problem: String) -> Error {
         Error::File { path: self.path.clone(), problem }
+    }
+}
+
+/// Makes the bytes of a token include the white space that belongs to it. No token changes.
+fn keep_spaces(processor: &mut PostProcessorWrapper) {
+    match processor {
+        PostProcessorWrapper::ByteLevel(level) => level.trim_offsets = false,
+        PostProcessorWrapper::Roberta(roberta) => roberta.trim_offsets = false,
+        PostProcessorWrapper::Sequence(sequence) => {
+            let mut index = 0;
+            while let Some(part) = sequence.get_mut(index) {
+                keep_spaces(part);
+                index += 1;
+            }
+        }
+        _ => {}
     }
 }
 

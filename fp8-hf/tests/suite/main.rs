@@ -23,3 +23,5 @@ mod tokenizer_folders;
 #[cfg(feature = "tokenizer")]
 mod tokens;
 mod trained;
+#[cfg(feature = "tokenizer")]
+mod training_data;
