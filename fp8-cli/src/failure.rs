@@ -67,7 +67,7 @@ impl Failure {
 }
 
 /// The options of the library that an option of the program sets, and whether it has a value.
-const OPTIONS: [(&str, &str, bool); 11] = [
+const OPTIONS: [(&str, &str, bool); 34] = [
     ("ignore", "--ignore", true),
     ("scheme", "--scheme", true),
     ("dtype", "--dtype", true),
@@ -79,6 +79,29 @@ const OPTIONS: [(&str, &str, bool); 11] = [
     ("top_p", "--top-p", true),
     ("max_seq_length", "--seq-length", true),
     ("prompt token", "--prompt: token", true),
+    ("seq", "--seq", true),
+    ("micro_batch", "--accumulate: micro-batches of", true),
+    ("max_grad_norm", "--clip", true),
+    ("frozen", "--freeze", true),
+    ("groups", "--group", true),
+    ("graph", "--graph", false),
+    ("rank", "--lora", true),
+    ("alpha", "--lora-alpha", true),
+    ("targets", "--lora-targets", true),
+    ("target_modules", "--lora-targets", true),
+    ("exclude_modules", "--lora-exclude", true),
+    ("layers_to_transform", "--lora-layers", true),
+    ("rank_pattern", "--rank-pattern", true),
+    ("alpha_pattern", "--alpha-pattern", true),
+    ("batch", "--batch", true),
+    ("epochs", "--epochs", true),
+    ("steps", "--steps", true),
+    ("data", "--data:", true),
+    ("loss", "--loss", false),
+    ("pack", "--pack", false),
+    ("cross_documents", "--cross-documents", false),
+    ("validation", "--validation", true),
+    ("too_long", "--too-long", false),
 ];
 
 /// Returns the sentence of an error about kernels and devices in words of the program.
@@ -104,6 +127,24 @@ pub(crate) fn about_device(error: &fp8_kernels::Error) -> String {
         ),
         other => other.to_string(),
     }
+}
+
+/// Names of the library's, and those of the options that choose them.
+const WORDS: [(&str, &str); 9] = [
+    ("TooLong::Split", "--too-long split"),
+    ("TooLong::Cut", "--too-long cut"),
+    ("TooLong::Drop", "--too-long drop"),
+    ("LossOn::All", "--loss all"),
+    ("LossOn::Answers", "--loss answers"),
+    ("Pack::Stream", "--pack stream"),
+    ("Pack::Whole", "--pack whole"),
+    ("Pack::BestFit", "--pack best-fit"),
+    ("Pack::None", "--no-pack"),
+];
+
+/// Writes options as the command line has them.
+fn in_words(text: &str) -> String {
+    WORDS.iter().fold(text.to_owned(), |text, (library, option)| text.replace(library, option))
 }
 
 fn about_option(option: &str, value: &str, remedy: &str) -> Option<String> {
@@ -143,7 +184,7 @@ impl From<fp8_hf::Error> for Failure {
             }
             _ => error.to_string(),
         };
-        Self::Input(text)
+        Self::Input(in_words(&text))
     }
 }
 

@@ -86,10 +86,6 @@ const COUNTERPARTS: [(&str, &str); 13] = [
     ("sample", "fp8 generate RUN/final"),
 ];
 
-/// The counterparts of options of a fine-tuning, for a command line without a model.
-pub(crate) const OF_SMALL_RUN: [(&str, &str); 3] =
-    [("data", "--text"), ("out", "--report-dir and --save"), ("epochs", "--steps")];
-
 /// Parses a command line behind `fp8 train`.
 pub(crate) fn parse(words: &[OsString]) -> Result<Line, Failure> {
     expect_own(words)?;

@@ -5,7 +5,7 @@ use crate::train::options::{
     seed,
 };
 use crate::values::scheme;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args};
 use fp8_hf::data::{LossOn, Pack, TooLong};
 use fp8_hf::{Scheme, Warmup};
 use fp8_nn::RecomputeLevel;

@@ -25,14 +25,18 @@ pub(super) fn sentences(opened: &Opened, plan: &TrainPlan, steps: u64) -> String
     let seq = opened.trainer.seq;
     let _ = writeln!(
         text,
-        "{} steps of {} sequences of up to {} tokens, {} at once",
-        grouped(steps),
-        opened.run.batch,
+        "{} of up to {} of up to {} tokens, {} at once",
+        count(steps, "step"),
+        count(opened.run.batch as u64, "sequence"),
         grouped(seq as u64),
         opened.trainer.micro_batch,
     );
     let _ = writeln!(text, "memory at the peak, estimated: {}", memory_of(&plan.memory));
     text
+}
+
+fn count(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
 /// The same for machines.

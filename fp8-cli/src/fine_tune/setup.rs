@@ -9,8 +9,7 @@ use crate::train::options::{Dtype, RecipeName, ScheduleName};
 use crate::train::ranks::Ranks;
 use fp8_hf::data::{DataOptions, Dataset, Pack, Validation};
 use fp8_hf::{
-    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainRanks, TrainRunOptions,
-    TrainerOptions,
+    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainRunOptions, TrainerOptions,
 };
 use fp8_nn::prelude::*;
 use std::fs;
@@ -23,6 +22,10 @@ const TOKENS: usize = 4096;
 const SEQ: usize = 2048;
 /// The folder beside a run that keeps encoded texts.
 const CACHE: &str = ".fp8-tokens";
+
+/// Without a model, `fp8 train` is the small run.
+const WITHOUT_MODEL: &str = "no model: expected a Hugging Face folder behind fp8 train, as in fp8 train MODEL --data FILE --out RUN; the \
+                             small run, which needs none, has --text in place of --data, and --report-dir and --save in place of --out";
 
 /// The options, and this process among those that train together.
 #[derive(Debug)]
@@ -54,8 +57,7 @@ impl Setup {
     /// Checks what needs no file, and joins the processes that train together.
     pub(super) fn new(options: FineTune) -> Result<Self, Failure> {
         let Some(base) = options.base.clone() else {
-            let text = "no model: expected a Hugging Face folder behind fp8 train, as in fp8 train MODEL --data FILE --out RUN";
-            return Err(Failure::input(text));
+            return Err(Failure::input(WITHOUT_MODEL));
         };
         if options.data.is_empty() {
             return Err(Failure::input("no data: give texts, JSON lines or tokens with --data FILE"));

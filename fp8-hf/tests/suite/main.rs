@@ -24,4 +24,6 @@ mod tokenizer_folders;
 mod tokens;
 mod trained;
 #[cfg(feature = "tokenizer")]
+mod training;
+#[cfg(feature = "tokenizer")]
 mod training_data;
