@@ -28,6 +28,9 @@ use std::sync::Arc;
 /// All files are of one kind. A text is encoded with what the tokenizer adds, and ends with the tokenizer's `eos_token`. Prompt and
 /// completion are encoded as one text. A rendered conversation is encoded as it is.
 ///
+/// In files of tokens, the `eos_token` separates documents. llm.c writes it in front of a document; it is learned as the end of the
+/// document before it. nanoGPT writes it behind. No window crosses the end of a file.
+///
 /// Samples in a sequence do not read each other, unless [`DataOptions::cross_documents`] says so. Tokens are made once and kept in a
 /// file; files of tokens are read in place.
 ///

@@ -243,7 +243,7 @@ fn write_document(path: &Path, encoder: &Encoder<'_>, writer: &mut Writer) -> Re
 
 /// Writes the samples of JSON lines. Returns the number of samples with tokens, and of empty ones.
 fn write_lines(
-    path: &PathBuf,
+    path: &Path,
     encoder: &Encoder<'_>,
     options: &Resolved,
     splits: bool,

@@ -177,7 +177,7 @@ proptest! {
             return Ok(());
         }
         let opened = opened.unwrap();
-        let (train, validation) = (all(&opened.train), all(&opened.validation.as_ref().unwrap()));
+        let (train, validation) = (all(&opened.train), all(opened.validation.as_ref().unwrap()));
         let drawn = (share * whole.len() as f64).round().clamp(1.0, (whole.len() - 1) as f64) as usize;
         prop_assert_eq!((train.len(), validation.len()), (whole.len() - drawn, drawn));
         for (part, sequences) in [(&opened.train, &train), (opened.validation.as_ref().unwrap(), &validation)] {
@@ -246,7 +246,7 @@ fn windows_of_files_of_tokens_are_read_in_place() {
             let learned = all(part).iter().map(|sequence| sequence.learned() as u64).sum::<u64>();
             assert_eq!(part.summary().learned, learned);
         }
-        assert_eq!(validation.sample().unwrap().learned, [0..8]);
+        assert_eq!(validation.sample().unwrap().learned.first(), Some(&(0..8)));
     }
     assert_eq!(compared, 3 * 4 * 2);
 }

@@ -33,6 +33,8 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         REVERSED => reversed(value),
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     });
+    // Jinja's other filters and functions, such as `truncate` and `joiner`.
+    minijinja_contrib::add_to_environment(environment);
     // Texts are no HTML.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
 }
