@@ -169,7 +169,7 @@ impl Tokenizer {
 
     /// Returns the folder that the tokenizer was read from.
     pub(crate) fn folder(&self) -> &Path {
-        self.path.parent().unwrap_or(Path::new("."))
+        self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
     /// Returns a place behind `size` bytes where a cut changes no token of the text around it.

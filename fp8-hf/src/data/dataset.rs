@@ -28,11 +28,14 @@ use std::sync::Arc;
 /// All files are of one kind. A text is encoded with what the tokenizer adds, and ends with the tokenizer's `eos_token`. Prompt and
 /// completion are encoded as one text. A rendered conversation is encoded as it is.
 ///
+/// In files of tokens, the `eos_token` separates documents. llm.c writes it in front of a document; it is learned as the end of the
+/// document before it. nanoGPT writes it behind. No window crosses the end of a file.
+///
 /// Samples in a sequence do not read each other, unless [`DataOptions::cross_documents`] says so. Tokens are made once and kept in a
 /// file; files of tokens are read in place.
 ///
 /// ```
-/// use fp8_hf::data::{DataOptions, Dataset, IGNORED, Pack};
+/// use fp8_hf::data::{DataOptions, Dataset, IGNORED, Pack, Sequences};
 /// use fp8_hf::{Folder, Tokenizer};
 /// # use fp8_hf::{self as hf, TensorSpec};
 /// # use fp8_nn::prelude::*;
@@ -57,12 +60,13 @@ use std::sync::Arc;
 /// let tokenizer = Tokenizer::open(&model, folder.config.vocab_size)?; // "the" is 2, "sea" 3, "is" 4, "blue" 5, "</s>" 0
 /// let options = DataOptions { seq: 6, ..Default::default() };
 /// let data = Dataset::open(&[data], &tokenizer, &folder, &options)?;
-/// let sequence = data.train.read(0)?;
+/// let train: &Sequences = &data.train;
+/// let sequence = train.read(0)?;
 /// assert_eq!(sequence.ids, [2, 3, 4, 5, 0, 0]);
 /// assert_eq!(sequence.targets, [IGNORED, IGNORED, 5, 0, IGNORED, IGNORED]); // the answer and its end
 /// assert_eq!(sequence.lengths, [5]); // and one token of padding
-/// assert_eq!((data.train.len(), data.train.summary().learned, data.train.summary().pack), (1, 2, Pack::Whole));
-/// assert_eq!(data.train.sample()?.learned, [3..5]);
+/// assert_eq!((train.len(), train.summary().learned, train.summary().pack), (1, 2, Pack::Whole));
+/// assert_eq!(train.sample()?.learned, [3..5]);
 /// # std::fs::remove_dir_all(place)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -281,7 +285,11 @@ fn made<const N: usize>(
             Ok(Sequences { store, layout, options: resolved, pad: loaded.pad, summary, digest })
         }
     };
-    found.into_iter().map(sequences).collect()
+    let sequences = found.into_iter().map(sequences).collect::<Result<Vec<_>>>()?;
+    if let Some(made) = loaded.made {
+        made.keep();
+    }
+    Ok(sequences)
 }
 
 /// Counts the learned targets of the windows of each part. The counts of files of tokens, all of which have to be read for it, are kept.

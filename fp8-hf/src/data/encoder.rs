@@ -148,7 +148,7 @@ impl<'a> Encoder<'a> {
         let is_answer =
             |message: &Value| message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"));
         if !messages.iter().any(is_answer) {
-            let text = "no message has the role `assistant`, so there is nothing to learn: expected an answer, or LossOn::All";
+            let text = "no message has the role `assistant`, so there is nothing to learn: expected an answer, or a loss on all tokens";
             return Err(Failure::Line(text.to_owned()));
         }
         match template.answers_of(messages) {
@@ -162,7 +162,7 @@ impl<'a> Encoder<'a> {
                 samples.iter().map(|(text, answers)| Ok(self.rendered(text, answers)?)).collect()
             }
             Err(Refusal::Changes) => Err(Failure::Line(format!(
-                "{}: use TooLong::Split, which makes a sample for each answer, or split the conversation",
+                "{}: split samples that are too long, which makes a sample for each answer here, or use another template",
                 Refusal::Changes.text()
             ))),
             Err(Refusal::Other(text)) => Err(Failure::Line(text)),

@@ -44,6 +44,7 @@ impl Lines {
             if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
                 line.drain(..BYTE_ORDER_MARK.len());
             }
+            line.truncate(line.trim_ascii_end().len());
             if !line.trim_ascii().is_empty() {
                 return Ok(Some((self.number, line)));
             }
@@ -141,7 +142,7 @@ mod tests {
         let path = place.path().join("lines");
         fs::write(&path, "\u{FEFF}a\r\n\n  \nb").unwrap();
         let mut lines = Lines::open(&path).unwrap();
-        assert_eq!(lines.read().unwrap(), Some((1, b"a\r\n".to_vec())));
+        assert_eq!(lines.read().unwrap(), Some((1, b"a".to_vec())));
         assert_eq!(lines.read().unwrap(), Some((4, b"b".to_vec())));
         assert_eq!(lines.read().unwrap(), None);
         assert!(lines.problem(4, "x").to_string().ends_with("lines: line 4: x"));

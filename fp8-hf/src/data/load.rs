@@ -44,6 +44,8 @@ pub(super) struct Loaded {
     pub(super) content: [u8; 32],
     /// One that changes with the time at which a large file was changed.
     pub(super) changed: [u8; 32],
+    /// The file that was made now.
+    pub(super) made: Option<Made>,
 }
 
 /// Reads the tokens of files, or makes and keeps them.
@@ -69,13 +71,13 @@ pub(super) fn load(
     );
     let [content, changed] = digest::of_files(&sources.files)?
         .map(|files| digest::of_parts(&[how.as_bytes(), &tokenizer_digest, template.as_bytes(), &files]));
-    let (store, warnings) = if kind == DataKind::Shards {
+    let (store, warnings, made) = if kind == DataKind::Shards {
         let files = sources.files.iter().map(|path| TokenFile::open(path)).collect::<Result<_>>()?;
         let shards = Shards::new(files, &resolved, config.vocab_size, encoder.eos);
         let warning = "the tokenizer has no eos_token, so all tokens of a file are taken for one document";
         let warnings =
             if shards.is_one_document() && !resolved.cross { vec![warning.to_owned()] } else { Vec::new() };
-        (Store::Shards(shards), warnings)
+        (Store::Shards(shards), warnings, None)
     } else {
         let temporary = match options.cache {
             Some(_) => None,
@@ -86,11 +88,12 @@ pub(super) fn load(
         };
         let folder = options.cache.as_deref().or(temporary.as_ref().map(TempDir::path));
         let path = folder.unwrap_or(Path::new(".")).join(format!("{}.tokens", &digest::hex(&changed)[..32]));
-        let tokens = kept(&path, &changed, || write(&path, &changed, sources, &encoder, &resolved, splits))?;
+        let (tokens, made) =
+            kept(&path, &changed, || write(&path, &changed, sources, &encoder, &resolved, splits))?;
         let warnings = tokens.notes.warnings.clone();
-        (Store::Kept { tokens, _temporary: temporary }, warnings)
+        (Store::Kept { tokens, _temporary: temporary }, warnings, made)
     };
-    Ok(Loaded { store, options: resolved, pad: encoder.pad, warnings, content, changed })
+    Ok(Loaded { store, options: resolved, pad: encoder.pad, warnings, content, changed, made })
 }
 
 /// Returns the kind of the first line.
@@ -106,25 +109,72 @@ fn first_kind(sources: &Sources) -> Result<DataKind> {
         .problem("it has no line: expected JSON lines with `text`, `prompt` and `completion`, or `messages`"))
 }
 
-/// Opens kept tokens; makes them if they are missing or damaged. Of several processes one makes them, and the others wait.
-fn kept(path: &Path, key: &[u8; 32], make: impl FnOnce() -> Result<()>) -> Result<Tokens> {
-    if let Some(tokens) = Tokens::open(path, key) {
-        return Ok(tokens);
+/// A file that was made, and the folders that were made for it. Unless it is kept, all are removed.
+#[derive(Debug)]
+pub(super) struct Made {
+    file: PathBuf,
+    folders: Vec<PathBuf>,
+    is_kept: bool,
+}
+
+impl Made {
+    /// Notes which folders are missing, before the file is made.
+    fn new(file: &Path) -> Self {
+        let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let folders = file.ancestors().skip(1).take_while(missing).map(Path::to_owned).collect();
+        Self { file: file.to_owned(), folders, is_kept: false }
     }
-    let lock = path.with_extension("lock");
+
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            let _ = std::fs::remove_file(&self.file);
+            // Those that are empty.
+            let _ = self.folders.iter().try_for_each(std::fs::remove_dir);
+        }
+    }
+}
+
+/// Opens kept tokens; makes them if they are missing or damaged. Of several processes one makes them, and the others wait.
+fn kept(path: &Path, key: &[u8; 32], make: impl FnOnce() -> Result<()>) -> Result<(Tokens, Option<Made>)> {
+    if let Some(tokens) = Tokens::open(path, key) {
+        return Ok((tokens, None));
+    }
     let folder = path.parent().unwrap_or(Path::new("."));
+    let made = Made::new(path);
+    let (tokens, is_new) = locked(path, key, folder, make)?;
+    Ok((tokens, is_new.then_some(made)))
+}
+
+/// Makes the tokens, unless another process has made them in the meantime. Returns whether they are new.
+fn locked(
+    path: &Path,
+    key: &[u8; 32],
+    folder: &Path,
+    make: impl FnOnce() -> Result<()>,
+) -> Result<(Tokens, bool)> {
+    let lock = path.with_extension("lock");
     let file = std::fs::create_dir_all(folder).and_then(|()| File::create(&lock));
     let file = file.map_err(|error| unwritable(folder, &error))?;
-    // Where there are no locks, each makes them. The last one wins, and all are the same.
+    // Where there are no locks, each process makes them. The last one wins, and all are the same. So they are if the lock is removed
+    // while another process waits for it.
     let _ = file.lock();
-    if let Some(tokens) = Tokens::open(path, key) {
-        return Ok(tokens);
-    }
-    make()?;
-    Tokens::open(path, key).ok_or_else(|| {
-        let error = std::io::Error::other("what was written cannot be read again");
-        unwritable(path, &error)
-    })
+    let made = match Tokens::open(path, key) {
+        Some(tokens) => Ok((tokens, false)),
+        None => make().and_then(|()| {
+            Tokens::open(path, key).map(|tokens| (tokens, true)).ok_or_else(|| {
+                let error = std::io::Error::other("what was written cannot be read again");
+                unwritable(path, &error)
+            })
+        }),
+    };
+    let _ = std::fs::remove_file(&lock);
+    made
 }
 
 /// Tokenizes all files.
@@ -193,7 +243,7 @@ fn write_document(path: &Path, encoder: &Encoder<'_>, writer: &mut Writer) -> Re
 
 /// Writes the samples of JSON lines. Returns the number of samples with tokens, and of empty ones.
 fn write_lines(
-    path: &PathBuf,
+    path: &Path,
     encoder: &Encoder<'_>,
     options: &Resolved,
     splits: bool,

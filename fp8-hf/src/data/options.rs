@@ -186,19 +186,19 @@ impl DataOptions {
         let loss = self.loss.unwrap_or(if has_answers { LossOn::Answers } else { LossOn::All });
         if loss == LossOn::Answers && !has_answers {
             let remedy = format!(
-                "the data are {kind}, which have no answers: use LossOn::All, or JSON lines with prompt and completion, or \
+                "the data are {kind}, which have no answers: use a loss on all tokens, or JSON lines with prompt and completion, or \
                  messages"
             );
             return Err(refused("loss", loss, &remedy));
         }
         let pack = self.pack.unwrap_or(if has_answers { Pack::Whole } else { Pack::Stream });
         if pack != Pack::Stream && kind == DataKind::Shards {
-            let remedy = "the data are files of tokens, in which windows are read: use Pack::Stream";
+            let remedy = "the data are files of tokens, in which windows are read: expected Stream";
             return Err(refused("pack", pack, remedy));
         }
         if pack != Pack::Stream && self.cross_documents {
             let remedy =
-                format!("only Pack::Stream lets documents read each other, and the packing is {pack:?}");
+                format!("only the packing Stream lets documents read each other, and it is {pack:?}");
             return Err(refused("cross_documents", true, &remedy));
         }
         let too_long = self.too_long.unwrap_or(if has_answers { TooLong::Drop } else { TooLong::Cut });

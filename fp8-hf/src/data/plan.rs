@@ -38,13 +38,14 @@ impl Plan {
         for sample in samples {
             choose(tokens, options, sample, summary, &mut pieces)?;
         }
-        let lengths: Vec<usize> = pieces.iter().map(|&piece| length(tokens, options, piece)).collect();
+        let lengths: Vec<u32> = pieces.iter().map(|&piece| length(tokens, options, piece) as u32).collect();
+        let seq = options.seq as u32;
         let groups = match options.pack {
-            Pack::Whole => in_order(&lengths, options.seq),
-            Pack::BestFit => best_fit(&lengths, options.seq),
+            Pack::Whole => in_order(&lengths, seq),
+            Pack::BestFit => best_fit(&lengths, seq),
             _ => Groups::each(lengths.len()),
         };
-        let used: u64 = lengths.iter().map(|&length| length as u64).sum();
+        let used: u64 = lengths.iter().map(|&length| u64::from(length)).sum();
         summary.sequences = groups.ends.len();
         summary.padding = groups.ends.len() as u64 * options.seq as u64 - used;
         let ordered = match groups.order {
@@ -140,7 +141,7 @@ impl Groups {
 }
 
 /// A new sequence begins where the next piece does not fit.
-fn in_order(lengths: &[usize], seq: usize) -> Groups {
+fn in_order(lengths: &[u32], seq: u32) -> Groups {
     let (mut ends, mut room) = (Vec::new(), 0);
     for (end, &length) in (1..).zip(lengths) {
         match ends.last_mut() {
@@ -156,12 +157,12 @@ fn in_order(lengths: &[usize], seq: usize) -> Groups {
 }
 
 /// The longest first, each into the sequence with the least room that is enough; the first of several.
-fn best_fit(lengths: &[usize], seq: usize) -> Groups {
+fn best_fit(lengths: &[u32], seq: u32) -> Groups {
     let mut by_length: Vec<u32> = (0..).take(lengths.len()).collect();
     let length = |index: u32| lengths.get(index as usize).copied().unwrap_or(0);
     by_length.sort_by_key(|&index| Reverse(length(index)));
     // The sequences by their room.
-    let mut open: BTreeMap<usize, BinaryHeap<Reverse<u32>>> = BTreeMap::new();
+    let mut open: BTreeMap<u32, BinaryHeap<Reverse<u32>>> = BTreeMap::new();
     let mut chosen: Vec<(u32, u32)> = Vec::with_capacity(lengths.len());
     let mut count = 0;
     for index in by_length {
@@ -219,8 +220,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_piece_is_in_one_sequence_that_it_fits(
-            lengths in prop::collection::vec(1usize..33, 0..200),
-            seq in 32usize..64,
+            lengths in prop::collection::vec(1u32..33, 0..200),
+            seq in 32u32..64,
         ) {
             for found in [in_order(&lengths, seq), best_fit(&lengths, seq), Groups::each(lengths.len())] {
                 let groups = groups(&found, lengths.len());
@@ -228,14 +229,14 @@ mod tests {
                 all.sort_unstable();
                 prop_assert_eq!(all, (0..lengths.len() as u32).collect::<Vec<_>>());
                 for group in &groups {
-                    let used: usize = group.iter().map(|&index| lengths[index as usize]).sum();
+                    let used: u32 = group.iter().map(|&index| lengths[index as usize]).sum();
                     prop_assert!(!group.is_empty() && used <= seq);
                 }
             }
             // The same by its definition.
             let mut order: Vec<usize> = (0..lengths.len()).collect();
             order.sort_by_key(|&index| Reverse(lengths[index]));
-            let mut expected: Vec<(usize, Vec<u32>)> = Vec::new();
+            let mut expected: Vec<(u32, Vec<u32>)> = Vec::new();
             for index in order {
                 let fitting = expected.iter_mut().filter(|(room, _)| *room >= lengths[index]);
                 match fitting.min_by_key(|(room, _)| *room) {

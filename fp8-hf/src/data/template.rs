@@ -220,7 +220,25 @@ impl ChatTemplate {
         ];
         let context: Value = special.chain(given).collect();
         let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        template.render(context).map_err(|error| explained(&error))
+        template.render(context).map_err(|error| self.explained(&error))
+    }
+
+    /// Says in one sentence why the template gives no text.
+    fn explained(&self, error: &minijinja::Error) -> String {
+        if error.kind() == ErrorKind::OutOfFuel {
+            return format!("the chat template takes more than {FUEL} steps for it");
+        }
+        let mut source = std::error::Error::source(error);
+        while let Some(cause) = source {
+            if let Some(Raised(text)) = cause.downcast_ref() {
+                return format!("the chat template refuses it: {}", in_one_line(text));
+            }
+            source = cause.source();
+        }
+        let line = error.line().map(|line| format!(" line {line}")).unwrap_or_default();
+        let detail = error.detail().map(|detail| format!(": {}", in_one_line(detail))).unwrap_or_default();
+        let file = self.path.file_name().unwrap_or_default().display();
+        format!("the chat template fails ({file}{line}): {}{detail}", error.kind())
     }
 
     fn problem(&self, problem: String) -> Error {
@@ -311,23 +329,6 @@ fn unmarked(text: &str) -> Result<Conversation, Refusal> {
         true => Err(Refusal::Other("the chat template marks no answer by `{% generation %}`".to_owned())),
         false => Ok((plain, answers)),
     }
-}
-
-/// Says in one sentence why a template gives no text.
-fn explained(error: &minijinja::Error) -> String {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return format!("the chat template takes more than {FUEL} steps for it");
-    }
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        if let Some(Raised(text)) = cause.downcast_ref() {
-            return format!("the chat template refuses it: {}", in_one_line(text));
-        }
-        source = cause.source();
-    }
-    let line = error.line().map(|line| format!(" at its line {line}")).unwrap_or_default();
-    let detail = error.detail().map(|detail| format!(": {}", in_one_line(detail))).unwrap_or_default();
-    format!("the chat template fails{line}: {}{detail}", error.kind())
 }
 
 fn in_one_line(text: &str) -> String {

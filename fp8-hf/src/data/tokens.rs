@@ -175,24 +175,33 @@ impl Tokens {
         if len.checked_mul(4)?.checked_add(index_len)?.checked_add(TRAILER)? != size {
             return None;
         }
-        let mut index = vec![0; usize::try_from(index_len).ok()?];
-        positioned::read(&file, &mut index, len * 4).ok()?;
-        let (head, digest) = trailer.split_at(trailer.len() - 32);
-        let found = Sha256::new().chain_update(key).chain_update(&index).chain_update(head).finalize();
-        if found[..] != *digest {
+        // One part after the other, so that memory holds one of them twice.
+        let mut digest = Sha256::new().chain_update(key);
+        let mut offset = len * 4;
+        let mut part = |count: u64, size: u64| {
+            let mut bytes = vec![0; usize::try_from(count * size).ok()?];
+            positioned::read(&file, &mut bytes, offset).ok()?;
+            offset += count * size;
+            digest.update(&bytes);
+            Some(bytes)
+        };
+        let numbers = |bytes: &[u8]| {
+            bytes.as_chunks::<8>().0.iter().map(|&b| u64::from_le_bytes(b)).collect::<Vec<_>>()
+        };
+        let notes = part(notes_len, 1)?;
+        let ends = numbers(&part(samples, 8)?);
+        let learned = part(samples, 4)?.as_chunks::<4>().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
+        let checksums = numbers(&part(blocks, 8)?);
+        let (head, expected) = trailer.split_at(trailer.len() - 32);
+        if digest.chain_update(head).finalize()[..] != *expected {
             return None;
         }
-        let (notes, rest) = index.split_at_checked(usize::try_from(notes_len).ok()?)?;
-        let (ends, rest) = rest.split_at_checked(usize::try_from(samples).ok()? * 8)?;
-        let (learned, checksums) = rest.split_at_checked(usize::try_from(samples).ok()? * 4)?;
-        let numbers =
-            |bytes: &[u8]| bytes.as_chunks::<8>().0.iter().map(|&b| u64::from_le_bytes(b)).collect();
         let tokens = Self {
             path: path.to_owned(),
-            notes: serde_json::from_slice(notes).ok()?,
-            ends: numbers(ends),
-            learned: learned.as_chunks::<4>().0.iter().map(|&b| u32::from_le_bytes(b)).collect(),
-            checksums: numbers(checksums),
+            notes: serde_json::from_slice(&notes).ok()?,
+            ends,
+            learned,
+            checksums,
             file,
             len,
         };

@@ -3,6 +3,8 @@
 
 mod adapters;
 mod calibration;
+#[cfg(feature = "tokenizer")]
+mod chat_templates;
 mod config;
 mod decoder;
 mod exported_values;
@@ -13,6 +15,8 @@ mod folders;
 mod hostile;
 mod inspecting;
 mod kept;
+#[cfg(feature = "tokenizer")]
+mod kept_tokens;
 mod matrices;
 mod models;
 mod ranks;
@@ -27,3 +31,5 @@ mod trained;
 mod training;
 #[cfg(feature = "tokenizer")]
 mod training_data;
+#[cfg(feature = "tokenizer")]
+mod training_packs;

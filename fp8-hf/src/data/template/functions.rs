@@ -33,13 +33,10 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         REVERSED => reversed(value),
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     });
+    // Jinja's other filters and functions, such as `truncate` and `joiner`.
+    minijinja_contrib::add_to_environment(environment);
     // Texts are no HTML.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_formatter(|out, state, value| match value.kind() {
-        ValueKind::Bool => Ok(out.write_str(if value.is_true() { "True" } else { "False" })?),
-        ValueKind::None => Ok(out.write_str("None")?),
-        _ => minijinja::escape_formatter(out, state, value),
-    });
 }
 
 /// Returns the items of a list, or the characters of a text, from the last to the first.

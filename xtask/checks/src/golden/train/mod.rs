@@ -8,12 +8,15 @@
 //! | `lora/CASE` | gradients at the final adapter | 2e-5 |
 //! | `lora/CASE` | each kind of merged weights that the dtype of the base's files gives | 1e-6; bf16: 1 in 1,000 values |
 //! | `data/shards.json` | a file of tokens: ids; losses of windows with `data/model`, if it is there | equal; 1e-5 |
-//! | `data/mistakes/*.bin` | a broken file of tokens | the names in the error |
+//! | `data/expected.json` | a line or document: text, ids, learned tokens; sum of the losses with `data/model` | equal; 1e-5 |
+//! | `data/packing.json` | a packed sequence, crossing documents and not; sum of the losses with `data/model` | equal; 1e-5 |
+//! | `data/mistakes/cases.json` | a file with a mistake | the names in the error |
 //! | `lora/refuse/FOLDER` | a folder that is refused | the names in the error |
 //!
 //! Models run in high precision.
 
 mod adapter;
+mod data;
 mod shards;
 mod steps;
 mod values;
@@ -33,9 +36,7 @@ pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResu
     if data.join("shards.json").is_file() {
         shards::compare(&data, device, tally)?;
     }
-    if data.join("mistakes/cases.json").is_file() {
-        shards::refused(&data.join("mistakes"), tally)?;
-    }
+    data::run(&data, device, tally)?;
     let lora = folder.join("lora");
     for case in folders(&lora, "run.json")? {
         adapter::compare(&lora, &case, device, tally);

@@ -57,34 +57,3 @@ fn losses(data: &Path, shard: &Shard, model: &Path, seq: u64, device: &Device) -
         |losses: &Vec<f32>| losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64;
     Ok(found.windows.iter().map(|losses| mean(losses) as f32).collect())
 }
-
-/// A broken file, and what an error about it must say.
-#[derive(Deserialize)]
-struct Mistake {
-    file: String,
-    names: Vec<String>,
-}
-
-/// The vocabulary of the model that the files are for.
-const VOCABULARY: usize = 280;
-
-pub(super) fn refused(folder: &Path, tally: &mut Tally) -> TaskResult {
-    let cases: Vec<Mistake> = serde_json::from_str(&fs::read_to_string(folder.join("cases.json"))?)?;
-    for Mistake { file, names } in cases {
-        if !file.ends_with(".bin") {
-            tally.leave_out("mistakes in files of another kind than tokens", 1);
-            continue;
-        }
-        let read =
-            TokenFile::open(&folder.join(&file)).and_then(|tokens| tokens.read(0..tokens.len(), VOCABULARY));
-        let checked = match read {
-            Ok(_) => Err("it was read".to_owned()),
-            Err(error) => match names.iter().find(|name| !error.to_string().contains(*name)) {
-                None => Ok(()),
-                Some(name) => Err(format!("the error does not say {name}: {error}")),
-            },
-        };
-        tally.record(&format!("train/data/mistakes/{file}"), checked);
-    }
-    Ok(())
-}
