@@ -156,27 +156,19 @@ impl Trainer {
         ranks: Option<TrainRanks>,
     ) -> Result<Self> {
         options.check(device)?;
-        let model = load(&folder, adapter.is_some(), options, device)?;
-        let mut model = model;
+        TrainPlan::new(&folder, adapter.as_ref(), options)?;
+        let mut model = load(&folder, adapter.is_some(), options, device)?;
         if let Some(adapter) = &adapter {
             adapter.add_to(&mut model, &folder.config, options.params_dtype)?;
         }
         let modules: Vec<String> =
             adapter.iter().flat_map(|adapter| adapter.modules().map(str::to_owned)).collect();
-        let names = Names::new(&folder.config, &model, &modules);
+        let names = Names::new(&folder.config, model.path(), &modules);
         names.freeze(&options.frozen, &mut model)?;
-        if !parameters(&model).into_iter().any(fp8_nn::Parameter::is_trainable) {
-            return Err(Error::Option {
-                part: "Trainer".to_owned(),
-                option: "frozen",
-                value: format!("{:?}", options.frozen),
-                remedy: "nothing is left to train".to_owned(),
-            });
-        }
         let mut scaling = Scaling::new(&model, device)?;
         // A pattern without slots is an error now, not in the first step.
         scaling.explain(&options.recipe)?;
-        let mut optimizer = AdamW::new(names.optimizer(&options.optimizer, &model)?)?;
+        let mut optimizer = AdamW::new(names.optimizer(&options.optimizer)?)?;
         let is_f16 = options.compute_dtype == DType::F16;
         let scaler = LossScaler::new(LossScalerOptions { enabled: is_f16, ..Default::default() }, device)?;
         if is_f16 {
@@ -476,20 +468,11 @@ fn load(folder: &Folder, is_base: bool, options: &TrainerOptions, device: &Devic
     let load = LoadOptions {
         params_dtype: if is_base { folder.main_dtype() } else { options.params_dtype },
         trainable: !is_base,
-        max_seq_length: Some(options.seq.min(folder.config.longest_sequence())),
+        max_seq_length: Some(options.seq),
         fp8: if is_base { options.fp8 } else { Fp8Weights::Dequantize },
         recompute: options.recompute,
         ..Default::default()
     };
-    let most = folder.config.longest_sequence();
-    if options.seq > most {
-        return Err(Error::Option {
-            part: "Trainer".to_owned(),
-            option: "seq",
-            value: options.seq.to_string(),
-            remedy: format!("expected at most {most}, the longest sequence of the model"),
-        });
-    }
     let load = || folder.load(&load, device);
     if is_base { frozen(load) } else { load() }
 }

@@ -44,7 +44,7 @@ pub(super) struct Seen {
 
 /// Trains to the end, or until a signal. Returns why it was stopped, if all ranks have stopped it.
 pub(super) fn run(opened: Opened, stop: &AtomicBool) -> Result<Option<Failure>, Failure> {
-    let plan = TrainPlan::new(&opened.folder, opened.adapter.as_ref(), &opened.trainer);
+    let plan = opened.plan;
     let steps = opened.run.total_steps(opened.data.train.len())?;
     let as_json = opened.options.json;
     let is_first = opened.ranks.is_first();

@@ -65,7 +65,7 @@ pub(super) fn json(opened: &Opened, plan: &TrainPlan, steps: u64) -> Value {
 
 /// Prints the plan, and one sample with the learned part marked.
 pub(super) fn dry_run(opened: Opened) -> Result<(), Failure> {
-    let plan = TrainPlan::new(&opened.folder, opened.adapter.as_ref(), &opened.trainer);
+    let plan = opened.plan;
     let steps = opened.run.total_steps(opened.data.train.len())?;
     let sample = sample(&opened)?;
     let first = opened.ranks.is_first();

@@ -9,7 +9,8 @@ use crate::train::options::{Dtype, RecipeName, ScheduleName};
 use crate::train::ranks::Ranks;
 use fp8_hf::data::{DataOptions, Dataset, Pack, Validation};
 use fp8_hf::{
-    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainRunOptions, TrainerOptions,
+    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainPlan, TrainRunOptions,
+    TrainerOptions,
 };
 use fp8_nn::prelude::*;
 use std::fs;
@@ -50,6 +51,7 @@ pub(super) struct Opened {
     pub(super) data: Dataset,
     pub(super) trainer: TrainerOptions,
     pub(super) run: TrainRunOptions,
+    pub(super) plan: TrainPlan,
     pub(super) device: Device,
 }
 
@@ -109,6 +111,7 @@ impl Setup {
         }
         let trainer = self.trainer_options(seq, recipe, kept)?;
         let run = self.run_options(adapter.is_some());
+        let plan = TrainPlan::new(&folder, adapter.as_ref(), &trainer)?;
         let device = self.ranks.device(self.options.device).map_err(|error| match error {
             fp8_nn::Error::Kernels(error) => Failure::input(about_device(&error)),
             other => Failure::input(other.to_string()),
@@ -122,7 +125,20 @@ impl Setup {
         self.agree(&data, &config)?;
         self.options.quiet |= !self.ranks.is_first();
         let Self { options, ranks, out, .. } = self;
-        Ok(Opened { options, ranks, out, config, folder, tokenizer, adapter, data, trainer, run, device })
+        Ok(Opened {
+            options,
+            ranks,
+            out,
+            config,
+            folder,
+            tokenizer,
+            adapter,
+            data,
+            trainer,
+            run,
+            plan,
+            device,
+        })
     }
 
     /// Returns the recipe, or that of an FP8 model's files if none is named.

@@ -72,7 +72,7 @@ fn processes_train_as_one() {
 }
 
 /// A folder with the simulated GPU under the names of NVIDIA's libraries.
-fn simulated_gpu() -> tempfile::TempDir {
+pub(crate) fn simulated_gpu() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let library = fp8_cuda_sim::library_path().unwrap();
     for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"] {

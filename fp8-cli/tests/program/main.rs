@@ -5,6 +5,7 @@ mod adapters;
 mod data_parallel;
 mod destinations;
 mod endings;
+mod fine_tuning;
 #[expect(dead_code, reason = "the tests of fp8-hf use the rest")]
 #[path = "../../../fp8-hf/tests/suite/folders.rs"]
 mod folders;

@@ -1,9 +1,10 @@
 //! Patterns of Hugging Face's names, and the parameters that they mean.
 
+use super::TrainerOptions;
 use crate::config::Config;
 use crate::parameter_source::ParameterSource;
 use crate::{Error, Result};
-use fp8_nn::{AdamWOptions, Gpt, ParameterGroup, matches_name, parameters, parameters_mut};
+use fp8_nn::{AdamWOptions, Gpt, ParameterGroup, matches_name, parameters_mut};
 use std::collections::BTreeMap;
 
 /// The names of a parameter in files.
@@ -15,8 +16,9 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new(config: &Config, model: &Gpt, modules: &[String]) -> Self {
-        let path = model.path().to_owned();
+    /// The names of a model at `path` with adapters of these modules.
+    pub(super) fn new(config: &Config, path: &str, modules: &[String]) -> Self {
+        let path = path.to_owned();
         let adapter = |module: &String| {
             let layer = config.place(module)?.layer;
             let last = module.rsplit('.').next().unwrap_or(module);
@@ -42,7 +44,7 @@ impl Names {
     }
 
     /// Returns the names of the parameters that a pattern means.
-    fn matching(&self, option: &'static str, pattern: &str, model: &Gpt) -> Result<Vec<String>> {
+    fn matching(&self, option: &'static str, pattern: &str) -> Result<Vec<String>> {
         let refused = |remedy: String| Error::Option {
             part: "Trainer".to_owned(),
             option,
@@ -50,11 +52,13 @@ impl Names {
             remedy,
         };
         let mut found = Vec::new();
-        for parameter in parameters(model) {
-            let tensors = self.of(parameter.name());
+        let own = self.sources.keys().map(|name| format!("{}.{name}", self.path));
+        let adapters = self.adapters.keys().flat_map(|name| [".a", ".b"].map(|end| format!("{name}{end}")));
+        for parameter in own.chain(adapters) {
+            let tensors = self.of(&parameter);
             let fits: Vec<bool> = tensors.iter().map(|tensor| matches_name(pattern, tensor)).collect();
             if fits.iter().all(|&fits| fits) {
-                found.push(parameter.name().to_string());
+                found.push(parameter);
             } else if fits.contains(&true) {
                 let remedy = format!(
                     "it fits some of {}, which the model holds as one: expected all or none",
@@ -71,10 +75,18 @@ impl Names {
         Ok(found)
     }
 
+    /// Refuses patterns that mean nothing.
+    pub(super) fn check(&self, options: &TrainerOptions) -> Result<()> {
+        for pattern in &options.frozen {
+            self.matching("frozen", pattern)?;
+        }
+        self.optimizer(&options.optimizer).map(drop)
+    }
+
     /// Freezes the parameters that patterns mean.
     pub(super) fn freeze(&self, patterns: &[String], model: &mut Gpt) -> Result<()> {
         for pattern in patterns {
-            let names = self.matching("frozen", pattern, model)?;
+            let names = self.matching("frozen", pattern)?;
             for parameter in parameters_mut(model) {
                 if names.iter().any(|name| **name == **parameter.name()) {
                     parameter.set_trainable(false)?;
@@ -85,10 +97,10 @@ impl Names {
     }
 
     /// Returns the options with patterns of the model's own names.
-    pub(super) fn optimizer(&self, options: &AdamWOptions, model: &Gpt) -> Result<AdamWOptions> {
+    pub(super) fn optimizer(&self, options: &AdamWOptions) -> Result<AdamWOptions> {
         let mut groups: Vec<ParameterGroup> = Vec::new();
         for group in &options.groups {
-            for pattern in self.matching("groups", &group.pattern, model)? {
+            for pattern in self.matching("groups", &group.pattern)? {
                 // The first group that fits has the parameter.
                 if !groups.iter().any(|other| other.pattern == pattern) {
                     groups.push(ParameterGroup { pattern, ..group.clone() });

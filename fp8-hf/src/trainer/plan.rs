@@ -1,9 +1,10 @@
 //! What a training will take, from headers alone.
 
 use super::TrainerOptions;
+use super::names::Names;
 use crate::config::Config;
 use crate::family::TensorSpec;
-use crate::{Adapter, Folder, Fp8Weights};
+use crate::{Adapter, Error, Folder, Fp8Weights, LoadOptions, Result};
 use fp8_kernels::{DType, MemoryUse};
 use fp8_nn::{RecomputeLevel, matches_name};
 
@@ -23,7 +24,7 @@ use fp8_nn::{RecomputeLevel, matches_name};
 /// let folder = Folder::open(&place.join("model"))?;
 /// let adapter = Adapter::new(&folder.config, &LoraTargets { rank: 2, ..Default::default() }, 1)?;
 /// let options = TrainerOptions { seq: 8, ..Default::default() };
-/// let [whole, lora] = [None, Some(&adapter)].map(|adapter| TrainPlan::new(&folder, adapter, &options));
+/// let (whole, lora) = (TrainPlan::new(&folder, None, &options)?, TrainPlan::new(&folder, Some(&adapter), &options)?);
 /// assert_eq!((whole.trained, whole.frozen), (824, 0));
 /// assert_eq!((lora.trained, lora.frozen), (adapter.num_parameters(), 824));
 /// assert_eq!(lora.memory.optimizer, 8 * lora.trained); // two moments in f32
@@ -44,9 +45,22 @@ pub struct TrainPlan {
 
 impl TrainPlan {
     /// Plans the training that [`Trainer::new`](crate::Trainer::new) would prepare.
-    #[must_use]
-    pub fn new(folder: &Folder, adapter: Option<&Adapter>, options: &TrainerOptions) -> Self {
+    ///
+    /// # Errors
+    /// A sequence that is longer than the model takes; a pattern that fits no tensor, or some of those that the model holds as one;
+    /// patterns that leave nothing to train.
+    pub fn new(folder: &Folder, adapter: Option<&Adapter>, options: &TrainerOptions) -> Result<Self> {
         let config = &folder.config;
+        let refused =
+            |option, value, remedy| Err(Error::Option { part: "Trainer".to_owned(), option, value, remedy });
+        let longest = config.longest_sequence();
+        if options.seq > longest {
+            let remedy = format!("expected at most {longest}, the longest sequence of the model");
+            return refused("seq", options.seq.to_string(), remedy);
+        }
+        let modules: Vec<String> =
+            adapter.iter().flat_map(|adapter| adapter.modules().map(str::to_owned)).collect();
+        Names::new(config, &LoadOptions::default().path, &modules).check(options)?;
         let is_frozen = |spec: &TensorSpec| {
             adapter.is_some() || options.frozen.iter().any(|pattern| matches_name(pattern, &spec.name))
         };
@@ -57,6 +71,9 @@ impl TrainPlan {
         let count = |specs: &[&TensorSpec]| specs.iter().map(|spec| values(spec)).sum::<usize>();
         let adapted = adapter.map_or(0, Adapter::num_parameters);
         let trained_values = count(&trained) + adapted;
+        if trained_values == 0 {
+            return refused("frozen", format!("{:?}", options.frozen), "nothing is left to train".to_owned());
+        }
         let size = options.params_dtype.size();
         let is_fp8 = !options.recipe.is_off();
         let keeps_codes = |spec: &TensorSpec| {
@@ -88,7 +105,7 @@ impl TrainPlan {
             saved: tokens * activations.saved(),
             temporary: tokens * activations.temporary(),
         };
-        Self { trained: trained_values, frozen: count(&frozen), memory }
+        Ok(Self { trained: trained_values, frozen: count(&frozen), memory })
     }
 }
 

@@ -389,7 +389,8 @@ fn patterns_are_of_the_names_in_the_files() {
     }
     let [trained, frozen] = trainer.num_parameters();
     let plan =
-        TrainPlan::new(trainer.folder(), None, &with(&["embed_tokens", "model.layers.0.*"], Vec::new()));
+        TrainPlan::new(trainer.folder(), None, &with(&["embed_tokens", "model.layers.0.*"], Vec::new()))
+            .unwrap();
     assert_eq!((plan.trained, plan.frozen), (trained, frozen));
     // Frozen tensors keep their bytes.
     let place = tempfile::tempdir().unwrap();
@@ -492,7 +493,7 @@ fn a_plan_tells_what_a_training_takes() {
         let folder = open(&models()[1]);
         let adapter = if is_lora { adapter(&folder) } else { None };
         let options = TrainerOptions { recipe: recipe(name), recompute, ..options(1) };
-        let plan = TrainPlan::new(&folder, adapter.as_ref(), &options);
+        let plan = TrainPlan::new(&folder, adapter.as_ref(), &options).unwrap();
         let mut trainer = Trainer::new(folder, adapter, &options, &Device::cpu(), None).unwrap();
         step(&mut trainer, &data);
         assert_eq!([plan.trained, plan.frozen], trainer.num_parameters());
