@@ -26,6 +26,7 @@ mod failure;
 mod fine_tune;
 mod generate;
 mod ids;
+mod in_fp8;
 mod inspect;
 mod interrupt;
 mod launch;

@@ -5,6 +5,7 @@ mod merge;
 mod model;
 mod new;
 mod save;
+mod survival;
 
 use crate::config::Config;
 use crate::family::TensorSpec;
@@ -18,6 +19,7 @@ use safetensors::Dtype;
 pub use save::save_adapter;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+pub use survival::Survival;
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";

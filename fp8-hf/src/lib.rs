@@ -51,7 +51,7 @@ mod trainer;
 mod values;
 mod weights;
 
-pub use adapter::{Adapter, LoraTargets, save_adapter};
+pub use adapter::{Adapter, LoraTargets, Survival, save_adapter};
 pub use atomic_folder::AtomicFolder;
 pub use calibrate::calibrate;
 pub use config::{Config, InputScales, QuantMethod, Quantization, Rope, RopeScaling, WeightScales};

@@ -5,14 +5,12 @@ use crate::fine_tune::line::CONFIG;
 use crate::fine_tune::live::Live;
 use crate::fine_tune::setup::{Opened, RECIPE};
 use crate::fine_tune::{plan, report};
-use crate::output;
 use crate::table::quoted;
 use crate::train::options::RecipeName;
 use crate::train::ranks::Ranks;
 use crate::train::telemetry::{SlotState, Telemetry, slot_states};
-use fp8_hf::{
-    Folder, QuantizeOptions, Scheme, TrainPlan, TrainRanks, TrainRecord, TrainRun, Trainer, quantize,
-};
+use crate::{in_fp8, output};
+use fp8_hf::{TrainPlan, TrainRanks, TrainRecord, TrainRun, Trainer};
 use fp8_nn::fp8_kernels::AtomicFile;
 use fp8_nn::fp8_recipe::SlotTrace;
 use serde_json::json;
@@ -110,7 +108,9 @@ pub(super) fn run(opened: Opened, stop: &AtomicBool) -> Result<Option<Failure>, 
     }
     let result = match opened.options.export {
         None => run.finish(None)?,
-        Some(scheme) => run.finish_with(&mut |trainer, out| exported(trainer, out, scheme))?,
+        Some(scheme) => run.finish_with(&mut |trainer, out| {
+            in_fp8::write(out, scheme, |whole| trainer.save_result(whole, None))
+        })?,
     };
     write_report(&seen)?;
     if is_first {
@@ -145,25 +145,6 @@ fn train(
         }
     }
     Ok(false)
-}
-
-/// Writes the tuned model in FP8, by way of a folder in high precision.
-fn exported(trainer: &mut Trainer, out: &Path, scheme: Scheme) -> fp8_hf::Result<()> {
-    let whole = out.with_extension("high-precision");
-    let removed = |path: &Path| {
-        fs::remove_dir_all(path).or_else(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Ok(()),
-            _ => Err(fp8_hf::Error::Io { path: path.to_owned(), source: error }),
-        })
-    };
-    // A process that was killed may have left it.
-    removed(&whole)?;
-    trainer.save_result(&whole, None)?;
-    let options = QuantizeOptions { scheme, ..Default::default() };
-    let written =
-        Folder::open(&whole).and_then(|folder| quantize(&folder, out, &options, &Default::default()));
-    removed(&whole)?;
-    written.map(drop)
 }
 
 /// Writes `config.toml`, and a copy of the recipe's file.

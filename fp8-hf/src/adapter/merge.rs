@@ -144,7 +144,7 @@ impl Target<'_> {
 
 impl Module {
     /// Adds s · B · A to a weight, or its transpose.
-    fn add_to(&self, weight: &mut [f32], is_transposed: bool) {
+    pub(super) fn add_to(&self, weight: &mut [f32], is_transposed: bool) {
         let [rows, cols] = self.shape;
         let scale = self.scale as f32;
         if is_transposed {
