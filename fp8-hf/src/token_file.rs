@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of llm.c's header: 256 integers.
 const HEADER: u64 = 1024;
+/// The tokens that a scan reads at once.
+#[cfg(feature = "tokenizer")]
+const PART: usize = 1 << 19;
 
 /// The way in which a file of tokens is written.
 ///
@@ -176,16 +179,13 @@ impl TokenFile {
             let text = format!("there are no tokens {range:?}: it holds {}", self.len);
             return Err(problem(text));
         }
-        let size = self.format.bytes();
-        let count = usize::try_from(range.end - range.start);
         let too_many = || problem(format!("tokens {range:?} do not fit in memory"));
-        let count = count.ok().filter(|count| count.checked_mul(size).is_some()).ok_or_else(too_many)?;
+        let count = usize::try_from(range.end - range.start).map_err(|_| too_many())?;
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(count * size).map_err(|_| too_many())?;
+        let size = self.format.bytes();
+        bytes.try_reserve_exact(count.checked_mul(size).ok_or_else(too_many)?).map_err(|_| too_many())?;
         bytes.resize(count * size, 0);
-        let header = if self.format == TokenFormat::RawU16 { 0 } else { HEADER };
-        positioned::read(&self.file, &mut bytes, header + range.start * size as u64)
-            .map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        self.read_bytes(&mut bytes, range.start)?;
         let mut ids = Vec::new();
         ids.try_reserve_exact(count).map_err(|_| too_many())?;
         for (position, bytes) in (range.start..).zip(bytes.chunks_exact(size)) {
@@ -206,4 +206,73 @@ impl TokenFile {
         }
         Ok(ids)
     }
+    /// Fills `bytes` with the tokens from `start` on.
+    fn read_bytes(&self, bytes: &mut [u8], start: u64) -> Result<()> {
+        let header = if self.format == TokenFormat::RawU16 { 0 } else { HEADER };
+        positioned::read(&self.file, bytes, header + start * self.format.bytes() as u64)
+            .map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    /// Reads all tokens, which must be ids of a vocabulary of this size. Passes on for each window of `window` tokens how often `id`
+    /// occurs in it. The tokens at the end that fill no window are checked, too.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[cfg(feature = "tokenizer")]
+    pub(crate) fn scan(
+        &self,
+        vocab_size: usize,
+        id: Option<i32>,
+        window: u64,
+        mut pass: impl FnMut(u64),
+    ) -> Result<()> {
+        let size = self.format.bytes();
+        let mut buffer = vec![0; PART * size];
+        let (mut start, mut count) = (0, 0);
+        while start < self.len {
+            let end = (start + PART as u64).min(self.len);
+            let bytes = &mut buffer[..(end - start) as usize * size];
+            self.read_bytes(bytes, start)?;
+            if largest(bytes, size) as usize >= vocab_size {
+                // Says which.
+                self.read(start..end, vocab_size)?;
+            }
+            let mut at = start;
+            while at < end {
+                let next = (at / window + 1) * window;
+                let until = next.min(end);
+                let part = (at - start) as usize * size..(until - start) as usize * size;
+                count += id.map_or(0, |id| occurrences(&bytes[part], size, id.unsigned_abs()));
+                if until == next {
+                    pass(std::mem::take(&mut count));
+                }
+                at = until;
+            }
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// The largest of the numbers of `size` bytes.
+#[cfg(feature = "tokenizer")]
+fn largest(bytes: &[u8], size: usize) -> u32 {
+    let largest = match size {
+        2 => bytes.as_chunks::<2>().0.iter().map(|&two| u16::from_le_bytes(two)).max().map(u32::from),
+        _ => bytes.as_chunks::<4>().0.iter().map(|&four| u32::from_le_bytes(four)).max(),
+    };
+    largest.unwrap_or(0)
+}
+
+/// Counts a number among those of `size` bytes.
+#[cfg(feature = "tokenizer")]
+fn occurrences(bytes: &[u8], size: usize, number: u32) -> u64 {
+    let count = match (size, u16::try_from(number)) {
+        (2, Ok(number)) => {
+            bytes.as_chunks::<2>().0.iter().filter(|&&two| u16::from_le_bytes(two) == number).count()
+        }
+        (2, Err(_)) => 0,
+        _ => bytes.as_chunks::<4>().0.iter().filter(|&&four| u32::from_le_bytes(four) == number).count(),
+    };
+    count as u64
 }

@@ -148,7 +148,12 @@ fn kept(path: &Path, key: &[u8; 32], make: impl FnOnce() -> Result<()>) -> Resul
     let folder = path.parent().unwrap_or(Path::new("."));
     let made = Made::new(path);
     let (tokens, is_new) = locked(path, key, folder, make)?;
-    Ok((tokens, is_new.then_some(made)))
+    if is_new {
+        return Ok((tokens, Some(made)));
+    }
+    // Another process has made it in the meantime.
+    made.keep();
+    Ok((tokens, None))
 }
 
 /// Makes the tokens, unless another process has made them in the meantime. Returns whether they are new.

@@ -2,10 +2,6 @@
 
 use super::options::Resolved;
 use crate::{Result, TokenFile, TokenFormat};
-use std::ops::Range;
-
-/// The tokens that are looked at at once.
-const PART: u64 = 1 << 18;
 
 /// Files of tokens and the windows in them. No window crosses the end of a file.
 #[derive(Debug)]
@@ -105,27 +101,16 @@ impl Shards {
     /// vocabulary.
     pub(super) fn scan(&self, cross: bool, mut pass: impl FnMut(u64)) -> Result<()> {
         for tokens in &self.files {
-            let windows = (tokens.len() - 1) / self.seq;
-            // A token before each part tells whether a document begins with its first token.
-            let (mut window, mut learned) = (0, 0);
-            for part in parts(tokens.len()) {
-                let before = u64::from(part.start > 0);
-                let ids = tokens.read(part.start - before..part.end, self.vocab_size)?;
-                let firsts = self.firsts(&ids, tokens.format());
-                let ends_documents = is_leading(tokens.format());
-                let targets = (part.start - before..).zip(firsts).skip(before as usize);
-                for (at, is_first) in targets.filter(|&(at, _)| at > 0) {
-                    if window == windows {
-                        // What is left fills no window.
-                        break;
-                    }
-                    learned += u64::from(cross || !is_first || ends_documents);
-                    if at == (window + 1) * self.seq {
-                        pass(learned);
-                        (window, learned) = (window + 1, 0);
-                    }
+            // The token behind one that ends a document is not learned.
+            let end = self.eos.filter(|_| !cross && !is_leading(tokens.format()));
+            let mut windows = (tokens.len() - 1) / self.seq;
+            tokens.scan(self.vocab_size, end, self.seq, |ends| {
+                // The last window of the file may have no target for its last token.
+                if windows > 0 {
+                    windows -= 1;
+                    pass(self.seq - ends);
                 }
-            }
+            })?;
         }
         Ok(())
     }
@@ -134,8 +119,4 @@ impl Shards {
 /// Whether the token between documents begins one: llm.c puts it in front, nanoGPT behind.
 fn is_leading(format: TokenFormat) -> bool {
     format != TokenFormat::RawU16
-}
-
-fn parts(len: u64) -> impl Iterator<Item = Range<u64>> {
-    (0..len.div_ceil(PART)).map(move |part| part * PART..((part + 1) * PART).min(len))
 }
