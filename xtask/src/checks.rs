@@ -1,4 +1,4 @@
-//! `cargo xtask attack`, `golden` and `exhaustive`: build the program `checks`, which needs the product, and start it.
+//! `cargo xtask attack`, `golden`, `exhaustive` and `real-training`: build the program `checks`, which needs the product, and start it.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -71,12 +71,12 @@ pub(crate) fn golden(passed: &Passed) -> Result<ExitCode> {
     finish(Command::new(Checks::build(&shell()?)?.program).arg("golden").args(&passed.words))
 }
 
-/// Billions of conversions want the optimizer.
-pub(crate) fn exhaustive(passed: &Passed) -> Result<ExitCode> {
+/// Billions of conversions, and models of real sizes, want the optimizer.
+pub(crate) fn optimized(check: &str, passed: &Passed) -> Result<ExitCode> {
     let sh = shell()?;
     let mut command = Command::new("cargo");
     command.current_dir(sh.current_dir()).args(["run", "--quiet", "--release", "--package", "checks", "--"]);
-    finish(command.arg("exhaustive").args(&passed.words))
+    finish(command.arg(check).args(&passed.words))
 }
 
 fn finish(command: &mut Command) -> Result<ExitCode> {

@@ -81,6 +81,7 @@ enum Task {
     Bench(bench::Bench),
     /// Compares the codec with an independent oracle for all inputs (minutes; uses an optimized build)
     Exhaustive(checks::Passed),
+    RealTraining(checks::Passed),
 }
 
 fn main() -> ExitCode {
@@ -104,6 +105,7 @@ fn main() -> ExitCode {
         Task::Neon(options) => neon::run(&options),
         Task::Network(options) => network::run(&options),
         Task::Bench(options) => bench::run(&options).map(|()| ExitCode::SUCCESS),
-        Task::Exhaustive(options) => checks::exhaustive(&options),
+        Task::Exhaustive(options) => checks::optimized("exhaustive", &options),
+        Task::RealTraining(options) => checks::optimized("real-training", &options),
     })
 }

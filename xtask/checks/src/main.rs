@@ -10,6 +10,7 @@
 mod attack;
 mod exhaustive;
 mod golden;
+mod real_training;
 mod result;
 mod root;
 
@@ -32,6 +33,8 @@ enum Check {
     Golden(golden::Golden),
     /// Compares the codec with an independent oracle for all inputs
     Exhaustive(exhaustive::Exhaustive),
+    /// Fine-tunes a real model in high precision and in FP8, beside losses of PyTorch
+    RealTraining(real_training::RealTraining),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Check::Attack(options) => attack::run(&options),
         Check::Golden(options) => golden::run(&options),
         Check::Exhaustive(options) => exhaustive::run(&options).map(|()| ExitCode::SUCCESS),
+        Check::RealTraining(options) => real_training::run(&options),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error}");
