@@ -58,6 +58,10 @@ impl AdamWFactors {
         *self.lock()
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         let elsewhere = || Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() };
         self.buffer.as_ref().map(cuda::Buffer::ptr).ok_or_else(elsewhere)
@@ -96,7 +100,7 @@ pub struct NormCheck<'a> {
 }
 
 impl NormCheck<'_> {
-    fn check(&self, op: &'static str, device: &Device) -> Result<()> {
+    pub(super) fn check(&self, op: &'static str, device: &Device) -> Result<()> {
         self.norm.expect_dtype(op, "norm", DType::F32)?;
         device.expect_same(op, self.norm.device())?;
         device.expect_same(op, &self.skipped.device)?;

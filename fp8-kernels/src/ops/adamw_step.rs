@@ -59,11 +59,16 @@ pub(crate) struct StepFactors {
     pub(crate) factors: Factors,
     pub(crate) lr: f32,
     pub(crate) beta1: f32,
+    /// The number of the step, for random numbers.
+    pub(crate) number: u64,
 }
 
 impl StepFactors {
+    /// The place of `number` in bytes.
+    pub(crate) const NUMBER_AT: u64 = std::mem::offset_of!(Self, number) as u64;
+
     pub(crate) fn new(step: &AdamWStep) -> Self {
-        Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1 }
+        Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1, number: step.step }
     }
 }
 
