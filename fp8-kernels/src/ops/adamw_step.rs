@@ -64,9 +64,6 @@ pub(crate) struct StepFactors {
 }
 
 impl StepFactors {
-    /// The place of `number` in bytes.
-    pub(crate) const NUMBER_AT: u64 = std::mem::offset_of!(Self, number) as u64;
-
     pub(crate) fn new(step: &AdamWStep) -> Self {
         Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1, number: step.step }
     }

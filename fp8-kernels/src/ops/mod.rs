@@ -87,7 +87,7 @@ pub use adamw_compact::{
     moment_scales,
 };
 pub use adamw_step::AdamWStep;
-pub(crate) use adamw_step::{Factors, StepFactors};
+pub(crate) use adamw_step::Factors;
 pub use amax::amax;
 pub(crate) use attention::Problem;
 pub use attention::{AttentionSaved, Diagonal, ScoreOptions, attention, attention_backward};

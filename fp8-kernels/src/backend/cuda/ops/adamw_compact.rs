@@ -7,9 +7,7 @@ use super::adamw::{Check, distrust};
 use super::launch::{self, TypedKernel};
 use super::loss_scale::Decision;
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels, quantize};
-use crate::ops::{
-    AdamWCompactGroup, AdamWCompactTensor, MOMENT_BLOCK, Moment, StepCheck, StepFactors, moment_scales,
-};
+use crate::ops::{AdamWCompactGroup, AdamWCompactTensor, MOMENT_BLOCK, Moment, StepCheck, moment_scales};
 use crate::{DType, Fp8Tensor, Result};
 
 const THREADS: u32 = 256;
@@ -29,15 +27,16 @@ pub(crate) fn adamw_compact_groups(
     check: StepCheck<'_>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
     let op = "adamw_compact";
-    let numbers = groups.iter().map(|(_, factors)| factors.cuda(op)).collect::<Result<Vec<_>>>()?;
+    let given = groups.iter().map(|(_, factors)| factors.cuda(op)).collect::<Result<Vec<_>>>()?;
+    let numbers = groups.iter().map(|(_, factors)| factors.cuda_number(op)).collect::<Result<Vec<_>>>()?;
     let decision = match check {
-        StepCheck::Scaled(step) => Some((Decision::prepare(gpu, op, &numbers, &step)?, step)),
+        StepCheck::Scaled(step) => Some((Decision::prepare(gpu, op, &given, &step)?, step)),
         StepCheck::Never | StepCheck::Norm(_) => None,
     };
     let (factors, mut reads) = match (&decision, check) {
         (Some((decision, step)), _) => (decision.factors_at(), decision.check(step)?),
-        (None, StepCheck::Norm(check)) => (numbers.clone(), Check::new(&check)?),
-        (None, _) => (numbers.clone(), Check::default()),
+        (None, StepCheck::Norm(check)) => (given, Check::new(&check)?),
+        (None, _) => (given, Check::default()),
     };
     let mut updates = Vec::new();
     for (((tensors, _), number), factors) in groups.iter_mut().zip(numbers).zip(factors) {
@@ -79,7 +78,7 @@ impl Update {
     fn prepare(
         gpu: &Gpu,
         tensors: &mut [AdamWCompactTensor<'_>],
-        number: u64,
+        number_at: u64,
         factors_at: u64,
         check: Check,
     ) -> Result<Option<Self>> {
@@ -100,7 +99,7 @@ impl Update {
         let table = gpu.upload(&records)?;
         // One block at least: without any element a skipped step is counted, too.
         let grid = Grid { blocks: gpu.blocks(blocks, WARPS, PER_SM).max(1), threads: THREADS, shared: 0 };
-        let (first_blocks_at, number_at) = (table.ptr() + first_blocks, number + StepFactors::NUMBER_AT);
+        let first_blocks_at = table.ptr() + first_blocks;
         Ok(Some(Self { kernel, table, count, first_blocks_at, number_at, factors_at, check, grid }))
     }
 
