@@ -53,9 +53,6 @@ const VERSION: &str = "1";
 const STEP_KEY: &str = "fp8.optimizer.step";
 /// The metadata key of the number of skipped steps. Files without it count as having none.
 const SKIPPED_KEY: &str = "fp8.optimizer.skipped";
-/// A JSON list of the parameters without moments, if the optimizer has taken steps: those that are frozen, or were in its last step.
-/// Files without such parameters do not have it, and neither do files of earlier versions.
-const WITHOUT_MOMENTS_KEY: &str = "fp8.optimizer.without_moments";
 /// The largest step count that is loaded: f64, in which the bias corrections are computed, has all integers up to it.
 const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
@@ -193,7 +190,7 @@ pub fn save_with_options(
         let state = optimizer.state_of(parameter);
         match state {
             None if steps > 0 && !optimizer.may_lack_state(parameter) => {
-                return Err(problem(without_moments(name, steps)));
+                return Err(problem(moments::missing(name, steps)));
             }
             None => without.push(&**name),
             Some(_) => {}
@@ -211,7 +208,7 @@ pub fn save_with_options(
     writer.metadata(STEP_KEY, &steps.to_string());
     writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
     if steps > 0 && !without.is_empty() {
-        writer.metadata(WITHOUT_MOMENTS_KEY, &serde_json::Value::from(without).to_string());
+        writer.metadata(moments::WITHOUT_KEY, &serde_json::Value::from(without).to_string());
     }
     gradients::write(unused, &mut writer);
     loss_scale::write(counts.updates, optimizer.loss_scale()?, &mut writer)?;
@@ -395,12 +392,4 @@ fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized)) -> Resu
 
 fn main_param_key(parameter: &Parameter) -> String {
     format!("optimizer.{}.main_param", parameter.name())
-}
-
-fn without_moments(name: &str, steps: u64) -> String {
-    let s = if steps == 1 { "" } else { "s" };
-    format!(
-        "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter that is \
-         trained; freeze it if it was frozen in these steps"
-    )
 }

@@ -18,6 +18,7 @@ cases![
     bf16_is_the_oracles,
     representable_moments_are_stored_exactly,
     rounding_is_right_in_the_mean,
+    moments_stay_right_over_many_steps,
     zeros_stay_zero_and_nothing_else_becomes_zero,
     bits_are_the_cpus: Dtypes,
     around_2_16: Dtypes,
@@ -280,6 +281,41 @@ fn rounding_is_right_in_the_mean(device: &Device) -> Outcome {
                 })?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Rounding errors of many steps do not add up: neither of v, whose root is stored, nor of m.
+fn moments_stay_right_over_many_steps(device: &Device) -> Outcome {
+    const LEN: usize = 4096;
+    for (beta2, steps) in [(0.95, 120), (0.99, 200)] {
+        let step = AdamWStep { beta2, grad_scale: 1.0, ..STEP };
+        let mut parameter = Parameter::new(Tensor::zeros([LEN], DType::F32, device)?, [DType::U8; 2], 5)?;
+        let mut exact = vec![State::default(); LEN];
+        for number in 1..=steps {
+            let step = AdamWStep { step: number, ..step };
+            parameter.grad = normal([LEN], DType::F32, number, device)?;
+            for (state, grad) in exact.iter_mut().zip(parameter.grad.to_vec::<f32>()?) {
+                *state = oracle(*state, grad.into(), &step);
+            }
+            parameter.step(&step)?;
+        }
+        let ratios: Vec<f64> =
+            parameter.moment(1)?.iter().zip(&exact).map(|(v, exact)| v / exact.v).collect();
+        let mean = ratios.iter().sum::<f64>() / LEN as f64;
+        let deviation = (ratios.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / LEN as f64).sqrt();
+        ensure((mean - 1.0).abs() < 0.03 && deviation < 0.35, || {
+            format!("beta2 {beta2}: v is {mean} ± {deviation} of what it should be")
+        })?;
+        // m is 0 in the mean, so its errors are compared with its size.
+        let errors =
+            parameter.moment(0)?.iter().zip(&exact).map(|(m, exact)| m - exact.m).collect::<Vec<_>>();
+        let size = (exact.iter().map(|exact| exact.m * exact.m).sum::<f64>() / LEN as f64).sqrt();
+        let (bias, rms) = (
+            errors.iter().sum::<f64>() / LEN as f64 / size,
+            (errors.iter().map(|error| error * error).sum::<f64>() / LEN as f64).sqrt() / size,
+        );
+        ensure(bias.abs() < 0.01 && rms < 0.15, || format!("m is off by {bias} ± {rms} of its size"))?;
     }
     Ok(())
 }

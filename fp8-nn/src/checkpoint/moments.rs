@@ -2,13 +2,15 @@
 
 use super::file::Reader;
 use super::values::{self, Stored};
-use super::{WITHOUT_MOMENTS_KEY, without_moments};
 use crate::{AdamW, Layer, MomentDtype, Parameter, Result, parameters};
 use fp8_kernels::{DType, Tensor, ops};
 use safetensors::tensor::Dtype;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// A JSON list of the parameters without moments, if the optimizer has taken steps: those that are frozen, or were in its last step.
+/// Files without such parameters do not have it, and neither do files of earlier versions.
+pub(super) const WITHOUT_KEY: &str = "fp8.optimizer.without_moments";
 /// The names of all tensors of a parameter's state.
 pub(super) const PARTS: [&str; 5] =
     ["exp_avg", "exp_avg_scale_inv", "exp_avg_sq", "exp_avg_sq_scale_inv", "main_param"];
@@ -49,7 +51,7 @@ pub(super) fn expect(
         match (has("exp_avg")?, has("exp_avg_sq")?) {
             (true, true) => {}
             (false, false) if may_lack => continue,
-            (false, false) => return Err(reader.problem(without_moments(name, steps))),
+            (false, false) => return Err(reader.problem(missing(name, steps))),
             _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
         }
         let has = reader.has(&format!("optimizer.{name}.main_param"), parameter.shape(), DType::F32)?;
@@ -99,8 +101,17 @@ fn has_moment(reader: &Reader<'_>, parameter: &Parameter, moment: &str, format: 
 
 /// Returns the parameters that the file lists as having no moments, because they were frozen.
 fn names_without_moments(reader: &Reader<'_>) -> Result<BTreeSet<String>> {
-    let Some(text) = reader.all_metadata().get(WITHOUT_MOMENTS_KEY) else { return Ok(BTreeSet::new()) };
+    let Some(text) = reader.all_metadata().get(WITHOUT_KEY) else { return Ok(BTreeSet::new()) };
     serde_json::from_str(text).map_err(|_| {
-        reader.problem(format!("metadata `{WITHOUT_MOMENTS_KEY}` is {text}: expected a JSON list of names"))
+        reader.problem(format!("metadata `{WITHOUT_KEY}` is {text}: expected a JSON list of names"))
     })
+}
+
+/// Describes a parameter whose moments are missing.
+pub(super) fn missing(name: &str, steps: u64) -> String {
+    let s = if steps == 1 { "" } else { "s" };
+    format!(
+        "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter that is \
+         trained; freeze it if it was frozen in these steps"
+    )
 }

@@ -27,8 +27,10 @@ use std::fmt;
 /// made of the step's number and the element: see [`adamw_compact_groups`](fp8_kernels::ops::adamw_compact_groups). So
 /// training continues with the same bits after a checkpoint, on any number of threads and ranks, and on another backend.
 ///
-/// The noise of rounding a moment lasts as long as the moment does, 1 / (1 − β) steps. v in FP8 has 24 % of noise for the
-/// default `beta2` of 0.95, which is harmless. For 0.999 use `BF16`.
+/// Rounding makes v fluctuate. With gradients of normal noise, 90 % of all √v in FP8 are 0.81 to 1.19 times what they would be in f32
+/// for the default `beta2` of 0.95, and 0.76 to 1.25 times for 0.999; in bf16 0.99 to 1.01 times and 0.94 to 1.05 times. E5M2 was tried
+/// for √v, and fluctuates between 0.71 and 1.31 for 0.95. Rounding to nearest was tried, too: the median of √v is then wrong by a factor of
+/// 1.7 for 0.95, and of 0.4 for 0.999, where most updates are too small to change a code.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
