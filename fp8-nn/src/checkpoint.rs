@@ -3,6 +3,7 @@
 //! | tensors of `DIR/checkpoint.safetensors` | |
 //! |---|---|
 //! | `model.<parameter>` | the parameters |
+//! | `optimizer.<parameter>.{exp_avg,exp_avg_sq}_scale_inv` | the scales of moments in FP8 |
 //! | `optimizer.<parameter>.{exp_avg,exp_avg_sq,main_param}` | AdamW's moments, and its f32 copies of bf16, f16 and FP8 parameters; frozen parameters have neither |
 //! | `loss_scaler.{scale,growth_tracker,skipped_steps}` | the state of the optimizer's [`LossScaler`](crate::LossScaler), if it has one |
 //! | `optimizer_updates` | the steps that count in the bias correction, if skipped ones do not |
@@ -26,6 +27,7 @@ mod file;
 mod finite;
 mod gradients;
 mod loss_scale;
+mod moments;
 mod parameters;
 pub(crate) mod scaling_state;
 pub mod stream;
@@ -37,15 +39,12 @@ use crate::{AdamW, Error, Layer, Parameter, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_dist::StateDigest;
-use fp8_kernels::DType;
 use fp8_recipe::{Scaling, ScalingState, StateReport};
 pub use parameters::{
     LoadParametersOptions, LoadedParameters, load_parameters, load_parameters_with_options, save_parameters,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use values::Stored;
 
 const FILE: &str = "checkpoint.safetensors";
 /// The metadata key of the layout's version.
@@ -54,9 +53,6 @@ const VERSION: &str = "1";
 const STEP_KEY: &str = "fp8.optimizer.step";
 /// The metadata key of the number of skipped steps. Files without it count as having none.
 const SKIPPED_KEY: &str = "fp8.optimizer.skipped";
-/// A JSON list of the parameters without moments, if the optimizer has taken steps: those that are frozen, or were in its last step.
-/// Files without such parameters do not have it, and neither do files of earlier versions.
-const WITHOUT_MOMENTS_KEY: &str = "fp8.optimizer.without_moments";
 /// The largest step count that is loaded: f64, in which the bias corrections are computed, has all integers up to it.
 const MAX_STEPS: u64 = 1 << f64::MANTISSA_DIGITS;
 /// The caller's own keys are kept apart by this prefix.
@@ -194,13 +190,13 @@ pub fn save_with_options(
         let state = optimizer.state_of(parameter);
         match state {
             None if steps > 0 && !optimizer.may_lack_state(parameter) => {
-                return Err(problem(without_moments(name, steps)));
+                return Err(problem(moments::missing(name, steps)));
             }
             None => without.push(&**name),
             Some(_) => {}
         }
         for (part, tensor) in state.iter().flat_map(|state| state.parts()) {
-            writer.tensor(&format!("optimizer.{name}.{part}"), tensor)?;
+            writer.tensor_as(&format!("optimizer.{name}.{part}"), moments::file_dtype_of(tensor), tensor)?;
         }
     }
     if let Some(name) = optimizer.state.keys().find(|name| !names.contains(name)) {
@@ -212,7 +208,7 @@ pub fn save_with_options(
     writer.metadata(STEP_KEY, &steps.to_string());
     writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
     if steps > 0 && !without.is_empty() {
-        writer.metadata(WITHOUT_MOMENTS_KEY, &serde_json::Value::from(without).to_string());
+        writer.metadata(moments::WITHOUT_KEY, &serde_json::Value::from(without).to_string());
     }
     gradients::write(unused, &mut writer);
     loss_scale::write(counts.updates, optimizer.loss_scale()?, &mut writer)?;
@@ -263,7 +259,7 @@ pub fn load(
     let (mut counts, loss_scale) = (counts(&reader)?, loss_scale::read(&reader)?);
     let steps = counts.steps;
     counts.updates = loss_scale::read_updates(&reader, steps)?;
-    let moments = expect_moments(&reader, model, optimizer, steps)?;
+    let moments = moments::expect(&reader, model, optimizer, steps)?;
     reader.read_through()?;
     let (scaling_state, weights) = scaling_state::read(&reader)?;
     let without_gradients = gradients::read(&reader)?;
@@ -284,7 +280,7 @@ pub fn load(
     )?;
     scaling_state::bind(scaling, model, &weights)?;
     optimizer.set_loss_scale(loss_scale)?;
-    optimizer.resume(model, counts, new, &mut |parameter, part| {
+    optimizer.resume(model, counts, new, &mut |parameter, part, current| {
         let name = parameter.name();
         let key = format!("optimizer.{name}.{part}");
         match part {
@@ -292,7 +288,7 @@ pub fn load(
                 values::main_param(&reader, &format!("model.{name}"), parameter)
             }
             _ if !moments.contains(name) => Ok(None),
-            _ => reader.tensor(&key, parameter.shape(), DType::F32, parameter.device()).map(Some),
+            _ => moments::read(&reader, &key, current).map(Some),
         }
     })?;
     note_loaded(&reader, model, optimizer, counts);
@@ -309,8 +305,7 @@ fn note_loaded(reader: &Reader<'_>, model: &mut (impl Layer + ?Sized), optimizer
         let digest = |key: &str, what: String| {
             Some(StateDigest::new(format!("{what}, as it was loaded,"), [reader.hash(key)?.to_le_bytes()]))
         };
-        let kept: &[&str] =
-            if parameter.is_trainable() { &["exp_avg", "exp_avg_sq", "main_param"] } else { &[] };
+        let kept: &[&str] = if parameter.is_trainable() { &moments::PARTS } else { &[] };
         let part = |part: &str| digest(&format!("optimizer.{name}.{part}"), format!("`{part}` of `{name}`"));
         let mut parts: Vec<_> = kept.iter().copied().filter_map(part).collect();
         let has_state = counts.steps > 0 || !parts.is_empty();
@@ -395,58 +390,6 @@ fn expect_parameters(reader: &Reader<'_>, model: &(impl Layer + ?Sized)) -> Resu
     Ok(())
 }
 
-/// Returns the names of the trainable parameters whose moments are in the file. After the first step these are all that were not
-/// frozen when it was saved.
-fn expect_moments(
-    reader: &Reader<'_>,
-    model: &(impl Layer + ?Sized),
-    optimizer: &AdamW,
-    steps: u64,
-) -> Result<BTreeSet<Arc<str>>> {
-    let (mut names, without) = (BTreeSet::new(), names_without_moments(reader)?);
-    for parameter in parameters(model) {
-        let (name, shape) = (parameter.name(), parameter.shape());
-        let may_lack = steps == 0 || !parameter.is_trainable() || without.contains(&**name);
-        let has = |part: &str| reader.has(&format!("optimizer.{name}.{part}"), shape, DType::F32);
-        match (has("exp_avg")?, has("exp_avg_sq")?) {
-            (true, true) => {}
-            (false, false) if may_lack => continue,
-            (false, false) => return Err(reader.problem(without_moments(name, steps))),
-            _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
-        }
-        let (has, wants) = (has("main_param")?, optimizer.has_main_param(parameter));
-        if !parameter.is_trainable() {
-            continue; // the file may have what is not kept
-        }
-        let stored = values::expect(reader, &format!("model.{name}"), parameter)?;
-        // A weight that is in FP8 here or there continues from what the file has: its f32 copy, or its value.
-        let is_fp8 = parameter.fp8().is_some() || matches!(stored, Stored::Codes(..));
-        if has != wants && !is_fp8 {
-            let [has, want] = [has, wants].map(|has| if has { "an" } else { "no" });
-            let problem = format!("`{name}` has {has} f32 copy in the optimizer, this one wants {want}");
-            return Err(reader.problem(format!("{problem}: set AdamWOptions::main_params as it was")));
-        }
-        names.insert(name.clone());
-    }
-    Ok(names)
-}
-
-/// Returns the parameters that the file lists as having no moments, because they were frozen.
-fn names_without_moments(reader: &Reader<'_>) -> Result<BTreeSet<String>> {
-    let Some(text) = reader.all_metadata().get(WITHOUT_MOMENTS_KEY) else { return Ok(BTreeSet::new()) };
-    serde_json::from_str(text).map_err(|_| {
-        reader.problem(format!("metadata `{WITHOUT_MOMENTS_KEY}` is {text}: expected a JSON list of names"))
-    })
-}
-
 fn main_param_key(parameter: &Parameter) -> String {
     format!("optimizer.{}.main_param", parameter.name())
-}
-
-fn without_moments(name: &str, steps: u64) -> String {
-    let s = if steps == 1 { "" } else { "s" };
-    format!(
-        "the optimizer has taken {steps} step{s}, but `{name}` has no moments: expected those of every parameter that is \
-         trained; freeze it if it was frozen in these steps"
-    )
 }

@@ -53,7 +53,7 @@ pub use layers::*;
 pub use lora::{Lora, LoraOptions, Loras};
 pub use loss_scaler::{LossScaler, LossScalerOptions};
 pub use module::{Layer, Module, num_parameters, parameters, parameters_mut, zero_grad};
-pub use optimizer::{AdamW, AdamWOptions, ParameterGroup};
+pub use optimizer::{AdamW, AdamWOptions, MomentDtype, ParameterGroup};
 pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
 pub use parameter::{Parameter, frozen};
 pub use quantize_weights::quantize_weights;

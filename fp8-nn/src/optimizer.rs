@@ -2,21 +2,23 @@
 
 mod counts;
 mod groups;
+mod moments;
 mod options;
 mod progress;
 mod state;
 mod states;
+mod update;
 
 use crate::clip::grad_norm;
-use crate::loss_scaler::StepScale;
 use crate::module::{trainable, trainable_mut};
-use crate::parameter::{Event, Parts, ValueMut, overwrite_codes};
-use crate::{Error, Layer, LossScaler, Parameter, Result, parameters};
+use crate::parameter::Event;
+use crate::{Error, Layer, LossScaler, Result, parameters};
 pub(crate) use counts::Counts;
-use fp8_kernels::ops::{self, AdamWGroup, AdamWTensor, LossScaleState, NormCheck, ScaledStep};
-use fp8_kernels::{Device, Fp8Tensor, Replayed as _, Tensor};
+use fp8_kernels::ops::LossScaleState;
+use fp8_kernels::{Replayed as _, Tensor};
+pub use moments::MomentDtype;
 pub use options::{AdamWOptions, ParameterGroup};
-use progress::{Ended, OnDevice, Progress, Versions};
+use progress::{Ended, Progress};
 pub(crate) use state::AdamWState;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +34,8 @@ use std::sync::{Arc, Weak};
 /// p ← p − lr · (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
 /// ```
 ///
-/// The moments m and v are f32 and stored by parameter name; the first step allocates them. [`AdamWOptions`] lists the
+/// The moments m and v are f32, or bf16 or FP8 if [`AdamWOptions::moments`] says so. They are stored by parameter name; the first
+/// step allocates them. [`AdamWOptions`] lists the
 /// defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer stores f32 copies and updates those, unless
 /// `main_params` is false. Of [frozen](Parameter::set_trainable) parameters it stores neither: a step frees what it has of parameters
 /// that were frozen since. The t of the bias correction counts the optimizer's steps, for parameters that were unfrozen late, too.
@@ -87,7 +90,7 @@ impl AdamW {
     ///
     /// # Errors
     /// A `beta1` or `beta2` that is negative or not less than 1; an `eps`, `weight_decay` or `lr_factor` that is negative or not
-    /// finite; a group with an empty pattern.
+    /// finite; a group with an empty pattern; `stochastic_rounding` of parameters that have f32 copies.
     pub fn new(options: AdamWOptions) -> Result<Self> {
         let AdamWOptions { beta1, beta2, eps, weight_decay, ref groups, .. } = options;
         let error = |option, value: f32, remedy: &str| {
@@ -110,6 +113,16 @@ impl AdamW {
         }
         if groups.iter().any(|group| group.pattern.is_empty()) {
             return Err(groups::refused("\"\"", "expected a pattern such as \"*.bias\" or \"head\""));
+        }
+        if options.stochastic_rounding && options.main_params {
+            let remedy =
+                "bf16 parameters have f32 copies, which are rounded to nearest: set main_params to false";
+            return Err(Error::Option {
+                part: "AdamW".to_owned(),
+                option: "stochastic_rounding",
+                value: "true".to_owned(),
+                remedy: remedy.to_owned(),
+            });
         }
         let progress = Arc::new(Progress::new(options));
         let (state, frozen) = Default::default();
@@ -312,77 +325,6 @@ impl AdamW {
         device.on_replay(ended);
         trainable(model).iter().for_each(|parameter| parameter.gradient().note(Event::Stepped));
         scaler.iter().for_each(LossScaler::note_step);
-        Ok(())
-    }
-
-    /// Updates all parameters, with one launch for each learning rate and weight decay.
-    fn update(
-        &mut self,
-        device: &Device,
-        parameters: Vec<&mut Parameter>,
-        norm: Option<&Tensor>,
-        scaled: Option<StepScale<'_>>,
-    ) -> Result<()> {
-        let mut states: BTreeMap<&str, &mut AdamWState> =
-            self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
-        let progress = self.progress.clone();
-        let mut tensors: Vec<Vec<AdamWTensor<'_>>> = progress.groups.rates().map(|_| Vec::new()).collect();
-        // The stored codes of each tensor of a group that has some.
-        let mut stored: Vec<Vec<Option<&mut Fp8Tensor>>> =
-            progress.groups.rates().map(|_| Vec::new()).collect();
-        let mut versions = Vec::with_capacity(parameters.len());
-        for parameter in parameters {
-            let Parts { name, value, main_grad, version } = parameter.parts_mut();
-            versions.push(version.clone());
-            // `prepare` has made the state of every parameter, and `check` has found no name twice.
-            let Some(AdamWState { exp_avg, exp_avg_sq, main_param }) = states.remove(&**name) else {
-                return Err(Error::DuplicateParameter(name.clone()));
-            };
-            let group = progress.groups.of(&progress.options, name, main_grad.shape());
-            let (param, main_param, slot, codes) = match (value, main_param) {
-                (ValueMut::High(param), main_param) => (param, main_param.as_mut(), None, None),
-                // The f32 copy is what is updated. It is quantized in the same pass.
-                (ValueMut::Fp8(codes, quantizer), Some(main_param)) => {
-                    (main_param, None, Some(quantizer.slot(true)), Some(codes))
-                }
-                // `prepare` has made the copy.
-                (ValueMut::Fp8(..), None) => return Err(Error::StoredInFp8 { parameter: name.clone() }),
-            };
-            tensors[group].push(AdamWTensor {
-                name,
-                param,
-                main_grad,
-                exp_avg,
-                exp_avg_sq,
-                main_param,
-                slot,
-            });
-            stored[group].push(codes);
-        }
-        let OnDevice { factors, skipped } = progress.on_device(device)?;
-        // One call checks all groups, so an error before the first launch changes nothing.
-        let mut groups: Vec<AdamWGroup<'_, '_>> =
-            tensors.iter_mut().map(|of| &mut **of).zip(factors).collect();
-        let groups = &mut *groups;
-        let codes = match self.progress.update_count(device, false)? {
-            Some(updates) => {
-                let gradients_are_scaled = scaled.as_ref().is_some_and(|scaled| scaled.gradients_are_scaled);
-                let loss_scale = scaled.map(|scaled| scaled.scale);
-                let step = ScaledStep { updates, loss_scale, gradients_are_scaled, norm, skipped };
-                ops::adamw_groups_scaled(groups, &step)?
-            }
-            None => ops::adamw_groups(groups, norm.map(|norm| NormCheck { norm, skipped }))?,
-        };
-        // An error before the first launch has changed no value; one after it makes the device unusable.
-        versions.iter().for_each(|version| version.advance());
-        device.on_replay(Arc::new(Versions(versions)));
-        let names = groups.iter().flat_map(|(tensors, _)| tensors.iter().map(|tensor| tensor.name));
-        let codes = codes.into_iter().flatten().zip(stored.into_iter().flatten());
-        for ((new, stored), name) in codes.zip(names) {
-            if let (Some(new), Some(stored)) = (new, stored) {
-                overwrite_codes(stored, new, name)?;
-            }
-        }
         Ok(())
     }
 

@@ -58,9 +58,18 @@ impl AdamWFactors {
         *self.lock()
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     pub(crate) fn cuda(&self, op: &'static str) -> Result<u64> {
         let elsewhere = || Error::Devices { op, lhs: self.device.to_string(), rhs: "a GPU".to_owned() };
         self.buffer.as_ref().map(cuda::Buffer::ptr).ok_or_else(elsewhere)
+    }
+
+    /// Returns the address of the step's number.
+    pub(crate) fn cuda_number(&self, op: &'static str) -> Result<u64> {
+        Ok(self.cuda(op)? + std::mem::offset_of!(StepFactors, number) as u64)
     }
 
     /// Locks the numbers. They are plain data, so a poisoned lock is still valid.
@@ -96,7 +105,7 @@ pub struct NormCheck<'a> {
 }
 
 impl NormCheck<'_> {
-    fn check(&self, op: &'static str, device: &Device) -> Result<()> {
+    pub(super) fn check(&self, op: &'static str, device: &Device) -> Result<()> {
         self.norm.expect_dtype(op, "norm", DType::F32)?;
         device.expect_same(op, self.norm.device())?;
         device.expect_same(op, &self.skipped.device)?;

@@ -59,11 +59,13 @@ pub(crate) struct StepFactors {
     pub(crate) factors: Factors,
     pub(crate) lr: f32,
     pub(crate) beta1: f32,
+    /// The number of the step, for random numbers.
+    pub(crate) number: u64,
 }
 
 impl StepFactors {
     pub(crate) fn new(step: &AdamWStep) -> Self {
-        Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1 }
+        Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1, number: step.step }
     }
 }
 

@@ -353,6 +353,16 @@ pub struct ScaledStep<'a> {
     pub skipped: &'a SkippedSteps,
 }
 
+impl ScaledStep<'_> {
+    /// Checks that everything is on `device`.
+    pub(super) fn check(&self, op: &'static str, device: &Device) -> Result<()> {
+        device.expect_same(op, &self.updates.device)?;
+        device.expect_same(op, self.skipped.device())?;
+        self.loss_scale.map_or(Ok(()), |scale| device.expect_same(op, &scale.device))?;
+        self.norm.map_or(Ok(()), |norm| expect_norm(op, norm, device))
+    }
+}
+
 /// Updates groups of parameters as [`adamw_groups`](super::adamw_groups) does, for a step that the device numbers.
 ///
 /// A step that is skipped because of a loss scale changes no parameter, no moment, and not the number of the step in the bias
@@ -406,14 +416,7 @@ pub fn adamw_groups_scaled(
     let Some(device) = check_all(op, groups)? else {
         return Ok(groups.iter().map(|_| Vec::new()).collect());
     };
-    device.expect_same(op, &step.updates.device)?;
-    device.expect_same(op, step.skipped.device())?;
-    if let Some(scale) = step.loss_scale {
-        device.expect_same(op, &scale.device)?;
-    }
-    if let Some(norm) = step.norm {
-        expect_norm(op, norm, &device)?;
-    }
+    step.check(op, &device)?;
     upload_on_replay(groups, &device);
     dispatch!(device, loss_scale::adamw_groups_scaled(groups, step))
 }

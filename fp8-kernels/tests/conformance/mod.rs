@@ -13,6 +13,8 @@ mod activation;
 mod activation_blocks;
 mod adamw;
 mod adamw_codes;
+mod adamw_compact;
+mod adamw_compact_steps;
 mod adamw_skips;
 mod amax;
 mod attention;
@@ -66,6 +68,8 @@ pub(crate) const ALL: &[&[Case]] = &[
     activation_blocks::CASES,
     adamw::CASES,
     adamw_codes::CASES,
+    adamw_compact::CASES,
+    adamw_compact_steps::CASES,
     adamw_skips::CASES,
     amax::CASES,
     attention::CASES,

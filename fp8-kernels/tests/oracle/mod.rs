@@ -2,6 +2,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod adamw;
+pub(crate) mod adamw_compact;
 pub(crate) mod attention;
 pub(crate) mod attention_fp8;
 pub(crate) mod cross_entropy;

@@ -1,7 +1,11 @@
 //! Philox4x32-10 from its definition.
 
 pub(crate) fn philox(counter: u64, key: u64) -> [u32; 4] {
-    let (mut c, mut k) = ([counter as u32, (counter >> 32) as u32, 0, 0], [key as u32, (key >> 32) as u32]);
+    philox_128(counter.into(), key)
+}
+
+pub(crate) fn philox_128(counter: u128, key: u64) -> [u32; 4] {
+    let (mut c, mut k) = ([0, 32, 64, 96].map(|at| (counter >> at) as u32), [key as u32, (key >> 32) as u32]);
     for _ in 0..10 {
         let wide = |a: u64, b: u32| a * u64::from(b);
         let (first, second) = (wide(0xD251_1F53, c[0]), wide(0xCD9E_8D57, c[2]));

@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
         self.has_as(name, shape, file_dtype(dtype))
     }
 
-    fn has_as(&self, name: &str, shape: &Shape, dtype: Dtype) -> Result<bool> {
+    pub(super) fn has_as(&self, name: &str, shape: &Shape, dtype: Dtype) -> Result<bool> {
         let Some(info) = self.header.tensors.get(name) else { return Ok(false) };
         self.used.borrow_mut().insert(name.to_owned());
         if info.shape != **shape {

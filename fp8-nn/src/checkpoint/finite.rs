@@ -35,9 +35,11 @@ pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result
     let parameters = parameters(model).into_iter();
     let values = parameters.map(|parameter| Ok((parameter.name().to_string(), value(parameter)?)));
     let values = values.collect::<Result<Vec<_>>>()?;
+    expect_codes_of_numbers(optimizer)?;
     let mut all: Vec<(String, &Tensor)> = values.iter().map(|(name, value)| (name.clone(), value)).collect();
     for (name, state) in &optimizer.state {
-        all.extend(state.parts().map(|(part, tensor)| (format!("{name}.{part}"), tensor)));
+        let floats = state.parts().filter(|(_, tensor)| tensor.dtype() != DType::U8);
+        all.extend(floats.map(|(part, tensor)| (format!("{name}.{part}"), tensor)));
     }
     if all.is_empty() {
         return Ok(());
@@ -51,6 +53,20 @@ pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result
         let values = tensor.to_f32_vec()?;
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             return Err(Error::NotFinite { name, value: values[index], index, elements: values.len() });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses moments in FP8 that have codes of NaN.
+fn expect_codes_of_numbers(optimizer: &AdamW) -> Result<()> {
+    for (name, state) in &optimizer.state {
+        for (part, codes) in state.parts().filter(|(_, tensor)| tensor.dtype() == DType::U8) {
+            let codes = codes.to_vec::<u8>()?;
+            if let Some(index) = codes.iter().position(|code| code & 0x7F == 0x7F) {
+                let name = format!("{name}.{part}");
+                return Err(Error::NotFinite { name, value: f32::NAN, index, elements: codes.len() });
+            }
         }
     }
     Ok(())

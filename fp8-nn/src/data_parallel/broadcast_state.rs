@@ -99,7 +99,7 @@ pub fn broadcast_state(
     });
     own(group, optimizer.set_loss_scale(scale))?;
     let counts = Counts { steps: head.steps, skipped: head.skipped, updates: head.updates };
-    let resumed = optimizer.resume(model, counts, new, &mut |parameter, part| {
+    let resumed = optimizer.resume(model, counts, new, &mut |parameter, part, _| {
         Ok(moments.remove(&(parameter.name().clone(), part.to_owned())))
     });
     own(group, resumed)

@@ -1,5 +1,7 @@
 //! Options of AdamW.
 
+use super::moments::MomentDtype;
+
 /// Options of [`AdamW`](super::AdamW). The defaults are the usual ones for language models and differ from PyTorch's.
 ///
 /// | field | default | `torch.optim.AdamW` |
@@ -10,6 +12,8 @@
 /// | `weight_decay` | 0.1, of parameters with two dimensions or more | 0.01, of all parameters |
 /// | `main_params` | true | none: 16-bit parameters are updated in 16 bits |
 /// | `groups` | none | one, or as many as `param_groups` lists |
+/// | `moments` | f32 | the parameter's dtype |
+/// | `stochastic_rounding` | false | none |
 ///
 /// The learning rate is an argument of [`AdamW::step`](super::AdamW::step).
 ///
@@ -38,11 +42,40 @@ pub struct AdamWOptions {
     /// matches a name has the parameter; the other parameters are as the fields above say. [`ParameterGroup`] has an example.
     /// Checkpoints do not contain groups, like all options: a resumed job continues with those of its optimizer. Default: none.
     pub groups: Vec<ParameterGroup>,
+    /// The format in which the moments are stored. Default: f32. [`MomentDtype`] says what the others cost and save.
+    pub moments: MomentDtype,
+    /// Whether bf16 parameters are rounded stochastically, so that small updates are not lost without an f32 copy: they are right in
+    /// the mean. It needs `main_params: false`, and saves the 4 bytes a parameter of the copies. f16 parameters are rounded to
+    /// nearest. The random numbers are those of [`MomentDtype`]. Default: false.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// let options = LinearOptions { in_features: 64, out_features: 64, bias: false, params_dtype: DType::BF16, ..Default::default() };
+    /// let mut fc = Linear::new("fc", options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
+    /// parameters_mut(&mut fc)[0].set(Tensor::full(1.0, [64, 64], DType::BF16, &Device::cpu())?)?;
+    /// *parameters_mut(&mut fc)[0].main_grad_mut() = Tensor::full(1.0, [64, 64], DType::F32, &Device::cpu())?;
+    /// let options = AdamWOptions { main_params: false, stochastic_rounding: true, weight_decay: 0.0, ..Default::default() };
+    /// let mut optimizer = AdamW::new(options)?;
+    /// (0..10).try_for_each(|_| optimizer.step(&mut fc, 1e-4))?; // by an update that is less than half an ulp
+    /// let mean = fc.weight().tensor().to_f32_vec()?.iter().sum::<f32>() / 4096.0;
+    /// assert!((mean - 0.999).abs() < 2e-4);
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    pub stochastic_rounding: bool,
 }
 
 impl Default for AdamWOptions {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, main_params: true, groups: Vec::new() }
+        Self {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            main_params: true,
+            groups: Vec::new(),
+            moments: MomentDtype::F32,
+            stochastic_rounding: false,
+        }
     }
 }
 

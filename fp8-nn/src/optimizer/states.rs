@@ -8,14 +8,16 @@ use fp8_kernels::{DType, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Reads the part of a parameter's state that has this name, such as `exp_avg`; `None` if there is none.
-type ReadState<'a> = dyn FnMut(&Parameter, &str) -> Result<Option<Tensor>> + 'a;
+/// Reads the part of a parameter's state that has this name, such as `exp_avg`, and the shape and dtype of this tensor; `None` if
+/// there is none.
+type ReadState<'a> = dyn FnMut(&Parameter, &str, &Tensor) -> Result<Option<Tensor>> + 'a;
 
 impl AdamW {
     /// Allocates the state that parameters about to be updated lack: all of it, or the f32 copy of a weight that was stored in FP8
     /// without this optimizer.
     pub(super) fn prepare(&mut self, parameters: &[&Parameter]) -> Result<()> {
         let (mut new, mut copies) = (Vec::new(), Vec::new());
+        let moments = self.progress.options.moments;
         for &parameter in parameters {
             let state = self.state.get(parameter.name());
             if state.is_some_and(|state| state.main_param.is_some() || parameter.fp8().is_none()) {
@@ -26,7 +28,9 @@ impl AdamW {
             let name = parameter.name().clone();
             match state {
                 Some(_) => copies.push((name, AdamWState::main_param_of(parameter)?)),
-                None => new.push((name, AdamWState::new(parameter, self.has_main_param(parameter))?)),
+                None => {
+                    new.push((name, AdamWState::new(parameter, moments, self.has_main_param(parameter))?))
+                }
             }
         }
         self.state.extend(new);
@@ -68,11 +72,13 @@ impl AdamW {
         let mut new = BTreeMap::new();
         for parameter in trainable(model) {
             let (name, has_main_param) = (parameter.name(), self.has_main_param(parameter));
-            let fits = |state: &AdamWState| {
-                state.exp_avg.shape() == parameter.shape() && state.main_param.is_some() == has_main_param
-            };
+            let fits =
+                |state: &AdamWState| state.fits(parameter) && state.main_param.is_some() == has_main_param;
             if moments.contains(name) && !self.state.get(name).is_some_and(fits) {
-                new.insert(name.clone(), AdamWState::new(parameter, has_main_param)?);
+                new.insert(
+                    name.clone(),
+                    AdamWState::new(parameter, self.progress.options.moments, has_main_param)?,
+                );
             }
         }
         Ok(new)
@@ -95,22 +101,23 @@ impl AdamW {
         let without_state = |name: &&Arc<str>| counts.steps > 0 && !self.state.contains_key(*name);
         self.frozen =
             parameters(model).into_iter().map(Parameter::name).filter(without_state).cloned().collect();
+        let moments = self.progress.options.moments;
         for parameter in trainable {
             let name = parameter.name();
             let Some(state) = self.state.get_mut(name) else { continue };
-            if state.exp_avg.shape() != parameter.shape() {
+            if !state.fits(parameter) {
                 // The file has no moments for it, or `new` would have its state.
-                *state = AdamWState::new(parameter, state.main_param.is_some())?;
+                *state = AdamWState::new(parameter, moments, state.main_param.is_some())?;
             }
-            for (part, moment) in [("exp_avg", &mut state.exp_avg), ("exp_avg_sq", &mut state.exp_avg_sq)] {
-                let value = match read(parameter, part)? {
+            for (part, moment) in state.moments_mut() {
+                let value = match read(parameter, part, moment)? {
                     Some(value) => value,
-                    None => Tensor::zeros(*parameter.shape(), DType::F32, parameter.device())?,
+                    None => Tensor::zeros(*moment.shape(), moment.dtype(), parameter.device())?,
                 };
                 overwrite(moment, value, name)?;
             }
             if let Some(main_param) = &mut state.main_param {
-                let value = match read(parameter, "main_param")? {
+                let value = match read(parameter, "main_param", main_param)? {
                     Some(value) => value,
                     None => parameter.values(DType::F32)?,
                 };

@@ -12,6 +12,7 @@
     reason = "a test fails by panicking and shows what it found"
 )]
 
+mod moments;
 mod training;
 mod verdict;
 

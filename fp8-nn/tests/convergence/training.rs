@@ -150,11 +150,21 @@ impl Training<'_> {
 ///
 /// A training has one thread: the tests run beside each other, and products this small gain little from a second.
 pub(crate) fn train(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outcome {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    pool.install(|| train_here(options, seed, recipe))
+    train_with(options, seed, recipe, &AdamWOptions::default())
 }
 
-fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outcome {
+/// Trains with an optimizer that has these options.
+pub(crate) fn train_with(
+    options: &GptOptions,
+    seed: u64,
+    recipe: Option<&Recipe>,
+    optimizer: &AdamWOptions,
+) -> Outcome {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| train_here(options, seed, recipe, optimizer))
+}
+
+fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>, optimizer: &AdamWOptions) -> Outcome {
     let device = Device::cpu();
     let mut rng = ChaCha8Rng::seed_from_u64(seed); // its stream 0; that of step n is n
     let options = GptOptions {
@@ -169,7 +179,7 @@ fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>) -> Outco
     let (unused, fp8) = (Recipe::from(DelayedScaling::default()), recipe.is_some());
     let mut training = Training {
         scaling: Scaling::new(&model, &device).unwrap(),
-        optimizer: AdamW::new(AdamWOptions::default()).unwrap(),
+        optimizer: AdamW::new(optimizer.clone()).unwrap(),
         recipe: recipe.unwrap_or(&unused),
         autocast: AutocastOptions { enabled: fp8, ..Default::default() },
         model,

@@ -10,6 +10,7 @@ mod every_device;
 mod graph;
 mod graph_fp8_weights;
 mod graph_loss_scale;
+mod graph_moments;
 mod training;
 
 /// The simulated GPU that was built beside this program, or, where `FP8_TEST_DEVICE` is `cuda`, this machine's.

@@ -126,7 +126,8 @@ fn multiply(b: &mut Builder, add: bool, m: &mut Mods<'_>, s: &Statement<'_>) -> 
             _ => return s.unknown(),
         };
         let run: Map = match (ty, add) {
-            (Ty::U16, false) => map!(w = w, w; every |x, y| x * y),
+            // Lanes that are off hold anything, also in the upper half.
+            (Ty::U16, false) => map!(w = w, w; every |x, y| x.wrapping_mul(y)),
             (Ty::S16, false) => {
                 map!(w = w, w; every |x, y| (i32::from(x as i16) * i32::from(y as i16)) as u32)
             }
@@ -134,7 +135,7 @@ fn multiply(b: &mut Builder, add: bool, m: &mut Mods<'_>, s: &Statement<'_>) -> 
             (Ty::S32, false) => {
                 map!(d = w, w; every |x, y| (i64::from(x as i32) * i64::from(y as i32)) as u64)
             }
-            (Ty::U16, true) => map!(w = w, w, w; every |x, y, z| (x * y).wrapping_add(z)),
+            (Ty::U16, true) => map!(w = w, w, w; every |x, y, z| x.wrapping_mul(y).wrapping_add(z)),
             (Ty::S16, true) => {
                 map!(w = w, w, w; every |x, y, z| ((i32::from(x as i16) * i32::from(y as i16)) as u32).wrapping_add(z))
             }
@@ -169,7 +170,7 @@ fn multiply(b: &mut Builder, add: bool, m: &mut Mods<'_>, s: &Statement<'_>) -> 
 
 fn high(ty: Ty) -> Map {
     match ty {
-        Ty::U16 => map!(w = w, w; every |x, y| (x * y) >> 16),
+        Ty::U16 => map!(w = w, w; every |x, y| x.wrapping_mul(y) >> 16),
         Ty::S16 => {
             map!(w = w, w; every |x, y| ((i32::from(x as i16) * i32::from(y as i16)) >> 16) as u32 & 0xffff)
         }

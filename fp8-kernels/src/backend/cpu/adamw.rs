@@ -116,8 +116,9 @@ fn update<T: Float>(param: &mut [T], main: Option<&mut [f32]>, state: State<'_>,
 }
 
 impl Factors {
+    /// The new parameter; the moments become the new ones.
     #[inline(always)]
-    fn step(&self, p: f32, grad: f32, m: &mut f32, v: &mut f32) -> f32 {
+    pub(super) fn step(&self, p: f32, grad: f32, m: &mut f32, v: &mut f32) -> f32 {
         let g = grad * self.grad_scale;
         *m += self.new_first * (g - *m);
         *v = self.beta2 * *v + self.new_second * (g * g);

@@ -49,6 +49,26 @@ pub(crate) fn adamw_groups_scaled(
     groups: &mut [AdamWGroup<'_, '_>],
     step: &ScaledStep<'_>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
+    match decide(step)? {
+        Some(decided) => adamw::update_groups(groups, |numbers| decided.factors(numbers)),
+        None => adamw::skip(groups),
+    }
+}
+
+/// A step that is taken: its number in the bias corrections, and the factor of its gradients.
+pub(super) struct Decided {
+    number: u64,
+    inverse: f32,
+}
+
+impl Decided {
+    pub(super) fn factors(&self, step: &AdamWStep) -> Factors {
+        factors(step, self.number, self.inverse)
+    }
+}
+
+/// Counts a step; `None` if it is skipped.
+pub(super) fn decide(step: &ScaledStep<'_>) -> Result<Option<Decided>> {
     let overflow = step.loss_scale.map_or(Ok(0.0), |scale| scale.overflow().read())? != 0.0;
     let norm = step.norm.map_or(Ok(0.0), Tensor::item)?;
     let skips = overflow || !norm.is_finite();
@@ -59,13 +79,13 @@ pub(crate) fn adamw_groups_scaled(
     if skips {
         step.loss_scale.map_or(Ok(()), |scale| scale.overflow().write(1.0))?;
         step.skipped.add_one()?;
-        return adamw::skip(groups);
+        return Ok(None);
     }
     let inverse = match step.loss_scale.filter(|_| step.gradients_are_scaled) {
         Some(scale) => 1.0 / scale.cell().read()?,
         None => 1.0,
     };
-    adamw::update_groups(groups, |numbers| factors(numbers, number, inverse))
+    Ok(Some(Decided { number, inverse }))
 }
 
 /// The factors of step `number`, whatever number `step` has, for gradients that are multiplied by `inverse`.

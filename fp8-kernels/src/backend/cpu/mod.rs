@@ -6,6 +6,7 @@
 pub(crate) mod accumulate;
 pub(crate) mod activation;
 pub(crate) mod adamw;
+pub(crate) mod adamw_compact;
 pub(crate) mod amax;
 pub(crate) mod attention;
 pub(crate) mod attention_fp8;

@@ -25,6 +25,7 @@ mod llama;
 mod lora;
 mod loss_scaler;
 mod modes;
+mod moments;
 mod old_checkpoints;
 mod optimizer;
 mod overlap;

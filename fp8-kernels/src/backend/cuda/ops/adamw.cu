@@ -1,3 +1,4 @@
+#include "adamw.cuh"
 // AdamW over all tensors of a step in one launch, with the FP8 codes of the new parameters where slots ask for them.
 //
 // A table of records, one for each tensor, and the number of each tensor's first tile lie on the device, and so do the
@@ -43,10 +44,6 @@ __device__ __forceinline__ int keeps(const Record& r) { return (int)(r.kinds >> 
 __device__ __forceinline__ float low_float(u64 v) { return __int_as_float((int)(u32)v); }
 __device__ __forceinline__ float high_float(u64 v) { return __int_as_float((int)(v >> 32)); }
 
-struct Factors {
-    float grad_scale, keep, new_first, beta2, new_second, step_size, root_correction, eps;
-};
-
 // Eight elements that this launch writes too.
 __device__ __forceinline__ void plain8(float v[8], const void* p, int dtype, u64 i) {
     widen8(v, raw8_cached(p, dtype, i), dtype);
@@ -56,15 +53,6 @@ __device__ __forceinline__ void plain8(float v[8], const void* p, int dtype, u64
 __device__ __forceinline__ float rounded(float v, int dtype) {
     if (dtype == F32) return v;
     return dtype == BF16 ? bf16_to_f32(f32_to_bf16(v)) : f16_to_f32(f32_to_f16(v));
-}
-
-// The new parameter; src/backend/cpu/adamw.rs, operation by operation.
-__device__ __forceinline__ float step(const Factors& f, float p, float grad, float& m, float& v) {
-    const float g = grad * f.grad_scale;
-    m += f.new_first * (g - m);
-    v = f.beta2 * v + f.new_second * (g * g);
-    const float root = sqrtf(v) / f.root_correction + f.eps;
-    return p * f.keep - f.step_size * (m / root);
 }
 
 // The update, leaving the new values of the parameter; where the step is skipped, the old ones.
@@ -193,17 +181,6 @@ __device__ __forceinline__ void any_tile(u32* tile, Codes& out, const Record& r,
     }
 }
 
-// The tensor that a tile belongs to: the last whose first tile is not behind it.
-__device__ __forceinline__ int tensor_of(const u64* first_tiles, int tensors, u64 tile) {
-    int low = 0, high = tensors;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (first_tiles[middle] <= tile) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 #define RECORD_WORDS (sizeof(Record) / 8)
 
 // The record into shared memory: its members are uniform, and registers are dear. All threads of the block come here.
@@ -221,9 +198,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
     __shared__ float scratch[WARP];
     __shared__ __align__(16) u32 tile[TILE_WORDS];
     __shared__ Record r;
-    const Factors f = {factors[0], factors[1], factors[2], factors[3], factors[4], factors[5], factors[6], factors[7]};
-    // NaN is not less than anything.
-    const int skips = norm && !(fabsf(*norm) < INFINITY_F);
+    const Factors f = factors_at(factors);
+    const int skips = skips_step(norm);
     if (skips && skipped && blockIdx.x == 0 && threadIdx.x == 0) *skipped += 1;
     const u64 tiles = first_tiles[tensors];
     u64 next = tiles * blockIdx.x / gridDim.x;

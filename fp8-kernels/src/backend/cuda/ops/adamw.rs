@@ -100,7 +100,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    fn new(check: &NormCheck<'_>) -> Result<Self> {
+    pub(super) fn new(check: &NormCheck<'_>) -> Result<Self> {
         Ok(Self { norm: check.norm.cuda("adamw")?.ptr(), skipped: check.skipped.cuda("adamw")? })
     }
 }
@@ -117,7 +117,7 @@ fn finish(gpu: &Gpu, outputs: Vec<Output>, tensors: &[AdamWTensor<'_>]) -> Resul
 }
 
 /// After an error on the way: done again, the step would be one too many for some parameters.
-fn distrust(gpu: &Gpu, error: &Error) {
+pub(super) fn distrust(gpu: &Gpu, error: &Error) {
     // What is only recorded has not run, and never will.
     if !gpu.is_capturing() {
         gpu.poison(format!("adamw: parameters may be half updated: {error}"));

@@ -4,7 +4,7 @@ use super::source::Source;
 use super::{In, Out, Void, signatures};
 
 signatures! {
-    pointees DropoutKey dropout_key, Entry entry, Record record, Row row;
+    pointees CompactRecord compact_record, DropoutKey dropout_key, Entry entry, Record record, Row row;
 
     group BackwardParams {
         dy: In<Void>, dy_dtype: i32, x: In<Void>, dtype: i32, gamma: In<Void>, gamma_dtype: i32, around_one: i32,
@@ -69,6 +69,11 @@ signatures! {
     kernel AdamwCodes {
         records: In<Record>, first_tiles: In<u64>, tensors: i32, late: In<f32>, }
     ADAMW_CODES = AdamW "adamw_codes";
+
+    kernel AdamwCompact {
+        records: In<CompactRecord>, first_blocks: In<u64>, tensors: i32, factors: In<f32>, number: In<u64>,
+        norm: In<f32>, skipped: Out<u64>, }
+    ADAMW_COMPACT = AdamwCompact "adamw_compact";
 
     kernel Amax {
         x: In<Void>, dtype: i32, n: u64, unset: In<f32>, cell: Out<i32>, }

@@ -1,5 +1,6 @@
 //! The operations of a loss scale on a GPU. Decisions and factors are made by one thread or one warp, in device memory.
 
+use super::launch::TypedKernel;
 use super::{Buffer, Gpu, Grid, In, Out, adamw, dtype_number, kernels};
 use crate::ops::{AdamWGroup, Factors, LossScale, LossScaleRule, ScaledStep};
 use crate::{Arena, Cell, DType, Fp8Tensor, Result, Tensor};
@@ -89,32 +90,65 @@ pub(crate) fn adamw_groups_scaled(
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
     let op = "adamw_groups_scaled";
     let addresses = groups.iter().map(|(_, factors)| factors.cuda(op)).collect::<Result<Vec<_>>>()?;
-    let size = size_of::<Factors>() as u64;
-    let (computed, verdict) = (gpu.alloc(DType::F32, 8 * groups.len())?, gpu.alloc(DType::F32, 1)?);
-    let (scale, overflow) = match step.loss_scale {
-        Some(scale) => (scale.cell().cuda(op)?, scale.overflow().cuda(op)?),
-        None => (0, 0),
-    };
-    let check = adamw::Check { norm: verdict.ptr(), skipped: step.skipped.cuda(op)? };
-    let norm = step.norm.map(|norm| norm.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
-    let at = (0..groups.len() as u64).map(|group| computed.ptr() + group * size).collect();
-    let kernel = gpu.load(kernels::LOSS_SCALE_FACTORS)?;
-    let table = gpu.upload(&addresses)?;
-    let decide = || {
+    let decision = Decision::prepare(gpu, op, &addresses, step)?;
+    let (at, check) = (decision.factors_at(), decision.check(step)?);
+    adamw::update_groups(gpu, groups, at, check, || decision.run(gpu, step))
+}
+
+/// The launch that decides on a step and computes its factors.
+pub(super) struct Decision {
+    kernel: TypedKernel<kernels::LossScaleFactors>,
+    op: &'static str,
+    table: Buffer,
+    groups: u64,
+    computed: Buffer,
+    verdict: Buffer,
+}
+
+impl Decision {
+    /// Prepares it for groups whose numbers are at these addresses.
+    pub(super) fn prepare(
+        gpu: &Gpu,
+        op: &'static str,
+        addresses: &[u64],
+        step: &ScaledStep<'_>,
+    ) -> Result<Self> {
+        step.skipped.cuda(op)?;
+        let (computed, verdict) = (gpu.alloc(DType::F32, 8 * addresses.len())?, gpu.alloc(DType::F32, 1)?);
+        let kernel = gpu.load(kernels::LOSS_SCALE_FACTORS)?;
+        let table = gpu.upload(addresses)?;
+        Ok(Self { kernel, op, table, groups: addresses.len() as u64, computed, verdict })
+    }
+
+    /// Returns the address of the eight factors of each group, which [`run`](Self::run) writes.
+    pub(super) fn factors_at(&self) -> Vec<u64> {
+        (0..self.groups).map(|group| self.computed.ptr() + group * size_of::<Factors>() as u64).collect()
+    }
+
+    /// Returns the addresses that tell the updates whether they are skipped.
+    pub(super) fn check(&self, step: &ScaledStep<'_>) -> Result<adamw::Check> {
+        Ok(adamw::Check { norm: self.verdict.ptr(), skipped: step.skipped.cuda(self.op)? })
+    }
+
+    pub(super) fn run(&self, gpu: &Gpu, step: &ScaledStep<'_>) -> Result<()> {
+        let op = self.op;
+        let (scale, overflow) = match step.loss_scale {
+            Some(scale) => (scale.cell().cuda(op)?, scale.overflow().cuda(op)?),
+            None => (0, 0),
+        };
         let args = kernels::LossScaleFactors {
-            groups: In::addresses(&table),
-            count: addresses.len() as u64,
+            groups: In::addresses(&self.table),
+            count: self.groups,
             scale: In::f32(if step.gradients_are_scaled { scale } else { 0 }),
             overflow: Out::f32(overflow),
-            norm: In::f32(norm),
+            norm: In::f32(step.norm.map(|norm| norm.cuda(op)).transpose()?.map_or(0, Buffer::ptr)),
             updates: Out::u64(step.updates.counts().cuda(op)?),
             counts_skipped: i32::from(step.loss_scale.is_none()),
-            factors: Out::f32(&computed),
-            verdict: Out::f32(&verdict),
+            factors: Out::f32(&self.computed),
+            verdict: Out::f32(&self.verdict),
         };
         // SAFETY: the table has the address of ten f32 for each group, `computed` holds eight a group; scale,
         // overflow and norm are null or one f32, updates one u64, all held by the caller.
-        unsafe { kernel.launch(gpu, ONE_BLOCK, &args) }
-    };
-    adamw::update_groups(gpu, groups, at, check, decide)
+        unsafe { self.kernel.launch(gpu, ONE_BLOCK, &args) }
+    }
 }

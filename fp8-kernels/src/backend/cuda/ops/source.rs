@@ -21,11 +21,13 @@ const PRELUDE: &str = concat!(
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 10] = [
+const HEADERS: [(&str, &str); 12] = [
     ("activation.cuh", include_str!("activation.cuh")),
+    ("adamw.cuh", include_str!("adamw.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention/attention.cuh")),
     ("dropout.cuh", include_str!("dropout.cuh")),
+    ("philox.cuh", include_str!("philox.cuh")),
     ("attention_dropout.cuh", include_str!("attention/attention_dropout.cuh")),
     ("attention_forward.cuh", include_str!("attention/attention_forward.cuh")),
     ("attention_plain.cuh", include_str!("attention/attention_plain.cuh")),
@@ -67,6 +69,7 @@ sources![
     (Activation, "activation"),
     (ActivationBlocks, "activation_blocks"),
     (AdamW, "adamw"),
+    (AdamwCompact, "adamw_compact"),
     (Amax, "amax"),
     (Cast, "cast"),
     (Cells, "cells"),
