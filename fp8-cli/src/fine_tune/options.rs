@@ -9,6 +9,7 @@ use clap::{ArgAction, Args};
 use fp8_hf::data::{LossOn, Pack, TooLong};
 use fp8_hf::{Scheme, Warmup};
 use fp8_nn::RecomputeLevel;
+use fp8_nn::prelude::{DType, MomentDtype};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -121,6 +122,18 @@ pub(crate) struct FineTune {
     /// Weight decay of matrices
     #[arg(long, value_name = "W", default_value = "0", value_parser = not_negative)]
     pub(crate) weight_decay: f32,
+
+    /// Format of AdamW's moments: f32, bf16 or fp8, of 8, 4 or 2 bytes a parameter
+    #[arg(long, value_name = "f32|bf16|fp8", default_value = "f32", value_parser = moments)]
+    pub(crate) moments: MomentDtype,
+
+    /// Type of the trained model's parameters: f32 or bf16, which has f32 copies in the optimizer
+    #[arg(long, value_name = "f32|bf16", default_value = "f32", value_parser = params)]
+    pub(crate) params: DType,
+
+    /// Round --params bf16 stochastically in place of keeping f32 copies
+    #[arg(long)]
+    pub(crate) stochastic_rounding: bool,
 
     /// Scale gradients down to this norm; 0: never
     #[arg(long, value_name = "NORM", default_value = "1", value_parser = not_negative)]
@@ -327,6 +340,18 @@ const PACKS: [(&str, Pack); 3] =
 const TOO_LONG: [(&str, TooLong); 3] =
     [("drop", TooLong::Drop), ("cut", TooLong::Cut), ("split", TooLong::Split)];
 
+const MOMENTS: [(&str, MomentDtype); 3] =
+    [("f32", MomentDtype::F32), ("bf16", MomentDtype::BF16), ("fp8", MomentDtype::Fp8)];
+const PARAMS: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
+
+fn moments(text: &str) -> Result<MomentDtype, String> {
+    one_of(text, &MOMENTS)
+}
+
+fn params(text: &str) -> Result<DType, String> {
+    one_of(text, &PARAMS)
+}
+
 fn loss_on(text: &str) -> Result<LossOn, String> {
     one_of(text, &LOSSES)
 }
@@ -463,6 +488,9 @@ impl FineTune {
         ] {
             add(name, Some(float(number)));
         }
+        add("moments", Some(Text(name_of(&self.moments, &MOMENTS).into())));
+        add("params", Some(Text(name_of(&self.params, &PARAMS).into())));
+        add("stochastic-rounding", self.stochastic_rounding.then_some(Boolean(true)));
         let list = |list: Vec<String>| (!list.is_empty()).then(|| texts(&list));
         add("group", list(self.group.iter().map(ToString::to_string).collect()));
         add("freeze", list(self.freeze.clone()));

@@ -91,6 +91,18 @@ impl Setup {
                 "--fp8-weights needs a recipe, and --recipe none has none: leave one of them out",
             ));
         }
+        let is_adapter = options.lora.is_some() || options.adapter.is_some();
+        let of_16_bits =
+            if is_adapter { options.lora_dtype == Dtype::Bf16 } else { options.params == DType::BF16 };
+        if options.stochastic_rounding && !of_16_bits {
+            let text = "--stochastic-rounding is for parameters in bf16: add --params bf16, or --lora-dtype bf16 beside an adapter";
+            return Err(Failure::input(text));
+        }
+        if is_adapter && options.params != DType::F32 {
+            let text =
+                "--params is the type of a model that is trained; beside it, an adapter has --lora-dtype";
+            return Err(Failure::input(text));
+        }
         let dp = (options.dp > 1).then_some(options.dp);
         let ranks = Ranks::join(dp, options.device)?;
         Ok(Self { options, ranks, out, base })
@@ -217,13 +229,16 @@ impl Setup {
             recipe,
             fp8,
             compute_dtype: dtype(options.dtype),
-            params_dtype: if has_adapter { dtype(options.lora_dtype) } else { DType::F32 },
+            params_dtype: if has_adapter { dtype(options.lora_dtype) } else { options.params },
             optimizer: AdamWOptions {
                 beta1: options.beta1,
                 beta2: options.beta2,
                 eps: options.eps,
                 weight_decay: options.weight_decay,
                 groups: groups.collect(),
+                moments: options.moments,
+                main_params: !options.stochastic_rounding,
+                stochastic_rounding: options.stochastic_rounding,
                 ..Default::default()
             },
             max_grad_norm: (options.clip > 0.0).then_some(options.clip),
