@@ -115,7 +115,7 @@ impl ChatTemplate {
         let add = || {
             environment.add_template_owned(NAME, text).map_err(|error| {
                 let line = error.line().map(|line| format!("line {line}: ")).unwrap_or_default();
-                let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+                let detail = error.detail().map_or_else(|| error.kind().to_string(), in_one_line);
                 format!("{line}not a template that can be read: {detail}")
             })
         };
