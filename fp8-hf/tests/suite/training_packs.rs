@@ -335,3 +335,17 @@ fn long_documents_have_the_tokens_of_the_whole_text() {
     }
     assert!(opened.len() > 20);
 }
+
+#[test]
+fn sequences_are_read_by_several_threads() {
+    fn shared<T: Send + Sync>(value: T) -> T {
+        value
+    }
+    let opened = shared(READER.open(&data().join("text.jsonl"), &one_a_sequence(64)).unwrap().train);
+    let expected = all(&opened);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert_eq!(all(&opened), expected));
+        }
+    });
+}
