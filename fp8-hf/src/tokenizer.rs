@@ -7,6 +7,7 @@ use super::files::{open, unreadable};
 use crate::{Error, Result};
 use caught::caught;
 use outside::FILE;
+use rayon::prelude::*;
 use std::io::Read as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,9 @@ const BYTES_PER_TOKEN: usize = 8;
 const MORE_BYTES: usize = 4096;
 /// Longer texts are tokenized in pieces of about this many bytes, as it takes about 200 bytes of memory for each.
 const PIECE: usize = 1 << 20;
+/// Texts that come in parts are tokenized in smaller pieces, so many at once.
+const PART: usize = PIECE / 4;
+const PARTS: usize = 4;
 /// The bytes on both sides of a cut whose tokens must be the same with and without it.
 const CONTEXT: usize = 4096;
 /// The cuts that are tried before a piece becomes larger.
@@ -141,20 +145,29 @@ impl Tokenizer {
         mut more: impl FnMut(&mut String) -> Result<bool>,
         mut pass: impl FnMut(&[i32]) -> Result<()>,
     ) -> Result<()> {
-        let (mut rest, mut size, mut is_whole) = (String::new(), PIECE, false);
+        let mut encode = |pieces: &mut Vec<String>| {
+            let encoded: Vec<_> = pieces.par_iter().map(|piece| self.encode_at_once(piece, false)).collect();
+            pieces.clear();
+            encoded.into_iter().try_for_each(|tokens| pass(&tokens?))
+        };
+        let (mut pieces, mut rest, mut size, mut is_whole) = (Vec::new(), String::new(), PART, false);
         loop {
             // A cut looks at so many bytes.
             while !is_whole && rest.len() <= 2 * size + CONTEXT + 4 {
                 is_whole = !more(&mut rest)?;
             }
             if rest.len() <= 2 * size {
-                return pass(&self.encode_at_once(&rest, false)?);
+                pieces.push(rest);
+                return encode(&mut pieces);
             }
             match self.cut(&rest, size)? {
                 Some(at) => {
-                    pass(&self.encode_at_once(&rest[..at], false)?)?;
-                    rest.drain(..at);
-                    size = PIECE;
+                    let behind = rest.split_off(at);
+                    pieces.push(std::mem::replace(&mut rest, behind));
+                    size = PART;
+                    if pieces.len() == PARTS {
+                        encode(&mut pieces)?;
+                    }
                 }
                 None => size *= 2,
             }

@@ -7,6 +7,7 @@ use super::options::{DataKind, DataOptions, Resolved, TooLong};
 use super::row::Row;
 use super::shards::Shards;
 use super::sources::{Format, Sources};
+use super::template::threads;
 use super::tokens::{LEARNED, Notes, Tokens, Writer, unwritable};
 use crate::{Config, Result, TokenFile, Tokenizer};
 use rayon::prelude::*;
@@ -256,6 +257,8 @@ fn write_lines(
 ) -> Result<[u64; 2]> {
     let mut lines = Lines::open(path)?;
     let mut counts = [0; 2];
+    // Without them, each conversation has a thread of its own.
+    let threads = (options.kind == DataKind::Messages).then(|| threads().ok()).flatten();
     loop {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < LINES && bytes < BYTES {
@@ -272,7 +275,8 @@ fn write_lines(
             });
             (*number, encoded)
         };
-        let encoded: Vec<_> = batch.par_iter().map(encode).collect();
+        let run = || batch.par_iter().map(encode).collect::<Vec<_>>();
+        let encoded = threads.as_ref().map_or_else(run, |threads| threads.install(run));
         for (number, samples) in encoded {
             let samples = samples.map_err(|failure| match failure {
                 Failure::Line(problem) => lines.problem(number, &problem),

@@ -147,7 +147,9 @@ fn no_field(object: &Object) -> String {
              human `user` and gpt `assistant`"
         );
     }
-    let names: Vec<String> = object.keys().take(5).map(|name| format!("`{name}`")).collect();
+    // In one line, and not too long.
+    let shown = |name: &String| format!("`{}`", name.chars().take(40).collect::<String>().escape_debug());
+    let names: Vec<String> = object.keys().take(5).map(shown).collect();
     match names.is_empty() {
         true => format!("the line is an empty object: {expected}"),
         false => format!("the line has {}: {expected}", names.join(", ")),

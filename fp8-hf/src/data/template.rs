@@ -12,7 +12,9 @@ use functions::{REVERSED, Raised};
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, State, Value};
 use regex::Regex;
+use std::cell::Cell;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -113,7 +115,7 @@ impl ChatTemplate {
         let add = || {
             environment.add_template_owned(NAME, text).map_err(|error| {
                 let line = error.line().map(|line| format!("line {line}: ")).unwrap_or_default();
-                let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+                let detail = error.detail().map_or_else(|| error.kind().to_string(), in_one_line);
                 format!("{line}not a template that can be read: {detail}")
             })
         };
@@ -335,11 +337,26 @@ fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+thread_local! {
+    /// Whether this thread has a large stack.
+    static IS_LARGE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Starts threads on which conversations are rendered without starting another thread for each.
+pub(super) fn threads() -> std::result::Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
+    let mark = |_| IS_LARGE.set(true);
+    rayon::ThreadPoolBuilder::new().stack_size(STACK).start_handler(mark).build()
+}
+
 /// Runs a function on a thread with a large stack. A panic becomes an error.
 fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> Result<T, String> {
+    let stopped = "the chat template contradicts itself: it stopped";
+    if IS_LARGE.get() {
+        return catch_unwind(AssertUnwindSafe(run)).map_err(|_| stopped.to_owned());
+    }
     std::thread::scope(|scope| {
         let started = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, run);
         let started = started.map_err(|error| format!("no thread for the chat template: {error}"))?;
-        started.join().map_err(|_| "the chat template contradicts itself: it stopped".to_owned())
+        started.join().map_err(|_| stopped.to_owned())
     })
 }

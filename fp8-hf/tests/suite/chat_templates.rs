@@ -195,6 +195,36 @@ fn a_missing_start_token_is_said_once() {
     assert!(opened.train.summary().warnings.is_empty());
 }
 
+#[test]
+fn a_template_that_fails_names_the_line_of_the_data() {
+    let reader = Reader::new("model");
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(super::training_data::data().join("model/tokenizer.json"), folder.path().join("tokenizer.json"))
+        .unwrap();
+    let data = folder.path().join("chat.jsonl");
+    let line = json!({"messages": messages()}).to_string();
+    fs::write(&data, format!("\n{line}\n")).unwrap();
+    for (template, problem) in [
+        ("{{ [][::-2] }}", "chat.jsonl: line 2: the chat template contradicts itself: it stopped"),
+        (
+            "{{ x.y }}",
+            "chat.jsonl: line 2: the chat template fails (chat_template.jinja line 1): undefined value",
+        ),
+        (
+            "{% for m in messages %}{{ loop.length }}{% endfor %}",
+            "chat.jsonl: line 2: the chat template renders earlier messages differently once later ones follow, or cannot render the \
+             prompt of an answer alone: split samples that are too long, which makes a sample for each answer here, or use another \
+             template",
+        ),
+    ] {
+        fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        let tokenizer = fp8_hf::Tokenizer::open(folder.path(), reader.folder.config.vocab_size).unwrap();
+        let reader = Reader { tokenizer, folder: fp8_hf::Folder::open(reader.folder.path()).unwrap() };
+        let error = reader.error(&data, &one_a_sequence(128));
+        assert!(error.ends_with(problem), "{error}");
+    }
+}
+
 fn reader_place() -> std::path::PathBuf {
     Path::new(&super::training_data::data()).join("templates/header_bos")
 }

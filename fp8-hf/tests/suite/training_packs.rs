@@ -162,6 +162,28 @@ proptest! {
     }
 
     #[test]
+    fn any_bytes_are_data_or_one_sentence(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        line in r#"(\{"(text|prompt|messages|a\\n)": ("[^"]{0,9}"|\[\{"role": "[a-z]{0,9}"\}\]|[0-9\[{]{1,5}),?\}?){1,2}"#,
+    ) {
+        let place = tempfile::tempdir().unwrap();
+        for (name, contents) in
+            [("a.jsonl", &bytes[..]), ("b.jsonl", line.as_bytes()), ("c.txt", &bytes[..]), ("d.bin", &bytes[..])]
+        {
+            let path = place.path().join(name);
+            fs::write(&path, contents).unwrap();
+            let pack = if name == "d.bin" { Pack::Stream } else { Pack::None };
+            match READER.open(&path, &DataOptions { seq: 8, pack: Some(pack), ..Default::default() }) {
+                Ok(opened) => drop(all(&opened.train)),
+                Err(error) => {
+                    let error = error.to_string();
+                    prop_assert!(error.contains(name) && error.lines().count() == 1, "{}", error);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_drawn_share_is_apart(samples in samples(), share in 0.05f64..0.95, seed in any::<u64>(), stream in any::<bool>()) {
         let place = tempfile::tempdir().unwrap();
         let path = written(place.path(), &samples);
@@ -312,4 +334,18 @@ fn long_documents_have_the_tokens_of_the_whole_text() {
         assert_eq!(sequence.ids, expected[index << 16..(index + 1) << 16]);
     }
     assert!(opened.len() > 20);
+}
+
+#[test]
+fn sequences_are_read_by_several_threads() {
+    fn shared<T: Send + Sync>(value: T) -> T {
+        value
+    }
+    let opened = shared(READER.open(&data().join("text.jsonl"), &one_a_sequence(64)).unwrap().train);
+    let expected = all(&opened);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert_eq!(all(&opened), expected));
+        }
+    });
 }
