@@ -66,11 +66,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keeps panics of the crate tokenizers from the terminal: the library turns them into errors.
+/// Keeps panics of the crates tokenizers and minijinja from the terminal: the library turns them into errors.
 fn silence_tokenizers() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if !info.location().is_some_and(|location| location.file().contains("tokenizers-")) {
+        let is_caught = |file: &str| file.contains("tokenizers-") || file.contains("minijinja-");
+        if !info.location().is_some_and(|location| is_caught(location.file())) {
             usual(info);
         }
     }));

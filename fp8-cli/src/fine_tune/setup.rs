@@ -239,7 +239,6 @@ impl Setup {
                 moments: options.moments,
                 main_params: !options.stochastic_rounding,
                 stochastic_rounding: options.stochastic_rounding,
-                ..Default::default()
             },
             max_grad_norm: (options.clip > 0.0).then_some(options.clip),
             frozen: options.freeze.clone(),

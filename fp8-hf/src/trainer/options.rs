@@ -84,7 +84,7 @@ impl TrainerOptions {
             }
         }
         if let Some(norm) = self.max_grad_norm
-            && !(norm > 0.0)
+            && (norm.is_nan() || norm <= 0.0)
         {
             return refused("max_grad_norm", norm.to_string(), "expected greater than 0, or none");
         }

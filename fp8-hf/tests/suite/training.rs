@@ -465,10 +465,7 @@ fn mistakes_are_named() {
         (Sequence { lengths: vec![usize::MAX, 2], ..sequence.clone() }, "Sequence: lengths = "),
         (Sequence { ids: vec![-1, 2, 3], ..sequence.clone() }, "Sequence: ids = -1: expected 0 to "),
         (Sequence { targets: vec![2, 3, vocabulary as i32], ..sequence.clone() }, "Sequence: targets = "),
-        (
-            Sequence { lengths: vec![2], ..sequence.clone() },
-            "Sequence: lengths = [2]: padding learns nothing",
-        ),
+        (Sequence { lengths: vec![2], ..sequence }, "Sequence: lengths = [2]: padding learns nothing"),
     ] {
         let error = trainer.step(1, &mut |_| Ok(sequence.clone()), 1e-3).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
