@@ -67,7 +67,7 @@ impl Failure {
 }
 
 /// The options of the library that an option of the program sets, and whether it has a value.
-const OPTIONS: [(&str, &str, bool); 34] = [
+const OPTIONS: [(&str, &str, bool); 35] = [
     ("ignore", "--ignore", true),
     ("scheme", "--scheme", true),
     ("dtype", "--dtype", true),
@@ -85,6 +85,7 @@ const OPTIONS: [(&str, &str, bool); 34] = [
     ("frozen", "--freeze", true),
     ("groups", "--group", true),
     ("graph", "--graph", false),
+    ("warmup", "--warmup", true),
     ("rank", "--lora", true),
     ("alpha", "--lora-alpha", true),
     ("targets", "--lora-targets", true),
@@ -129,17 +130,15 @@ pub(crate) fn about_device(error: &fp8_kernels::Error) -> String {
     }
 }
 
-/// Names of the library's, and those of the options that choose them.
-const WORDS: [(&str, &str); 9] = [
-    ("TooLong::Split", "--too-long split"),
-    ("TooLong::Cut", "--too-long cut"),
-    ("TooLong::Drop", "--too-long drop"),
-    ("LossOn::All", "--loss all"),
-    ("LossOn::Answers", "--loss answers"),
-    ("Pack::Stream", "--pack stream"),
-    ("Pack::Whole", "--pack whole"),
-    ("Pack::BestFit", "--pack best-fit"),
-    ("Pack::None", "--no-pack"),
+/// Words of the library's, and those that name an option.
+const WORDS: [(&str, &str); 7] = [
+    ("use a loss on all tokens", "use --loss all"),
+    ("split samples that are too long, which makes", "use --too-long split, which makes"),
+    ("only the packing Stream lets", "only --pack stream lets"),
+    ("use the packing Stream", "use --pack stream"),
+    ("expected Stream", "expected --pack stream"),
+    (" (Validation::None)", ""),
+    ("go on from an earlier checkpoint", "go on from an earlier checkpoint, if there is one"),
 ];
 
 /// Writes options as the command line has them.

@@ -2,27 +2,22 @@
 //!
 //! `line.rs` reads the options, `setup.rs` opens what they name, and `job.rs` trains.
 
+mod check;
 mod job;
 pub(crate) mod line;
 mod live;
 mod options;
 mod plan;
 mod report;
+mod seen;
 mod setup;
+mod values;
 
 use crate::failure::Failure;
 use crate::interrupt::{self, Phase};
 use crate::model::with_threads;
 pub(crate) use options::FineTune;
 use setup::Setup;
-
-pub(crate) const EXAMPLE: &str = "Example:
-  fp8 train SmolLM2-135M-Instruct --data chats.jsonl --lora 16 --out run
-  fp8 train SmolLM2-135M --data book.txt --validation 0.05 --out run
-  fp8 train --resume run
-
-The learning rate, the data's order and the loss of a step depend on its number alone: a run that was interrupted goes on with --resume, bit for bit. The mean of a step's loss is over all \
-learned tokens of all its micro-batches and processes. Encoded texts are kept in .fp8-tokens beside RUN, for later runs.";
 
 /// Trains, or prints the plan.
 pub(crate) fn run(options: FineTune) -> Result<(), Failure> {

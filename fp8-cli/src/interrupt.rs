@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The sentence of an interrupted program.
 pub(crate) const SENTENCE: &str = "interrupted; nothing was written";
@@ -19,6 +19,11 @@ pub(crate) const CODE: u8 = 130;
 /// The most characters of an output's name that the name of its temporary file contains.
 const NAME_PART: usize = 40;
 
+/// The sentence of a training that a signal has come to.
+const SAVING: &str = "finishing the step and saving; a second signal ends at once";
+/// A second signal so soon is the first one, told twice.
+const ECHO: Duration = Duration::from_secs(1);
+
 /// The number of SIGINT.
 const CTRL_C: i32 = 2;
 
@@ -26,6 +31,10 @@ const CTRL_C: i32 = 2;
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Set once a thread ends the process: it alone prints the sentence.
 static LEAVING: AtomicBool = AtomicBool::new(false);
+/// The time of the first signal, if it was one to save.
+static FIRST: Mutex<Option<Instant>> = Mutex::new(None);
+/// Folders from which this process's temporary files are removed if a signal ends it.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static PHASE: Mutex<Phase> = Mutex::new(Phase::Leave);
 /// The outputs that are being written.
 static OUTPUTS: Mutex<Vec<Output>> = Mutex::new(Vec::new());
@@ -92,7 +101,13 @@ fn receive(signal: i32) {
     let phase = lock(&PHASE).clone();
     match phase {
         Phase::Forward(processes) => drop(processes.send(signal)),
-        Phase::Note | Phase::Save if is_first => {}
+        Phase::Note if is_first => {}
+        Phase::Save if is_first => {
+            *lock(&FIRST) = Some(Instant::now());
+            let _ = writeln!(std::io::stderr(), "{SAVING}");
+        }
+        // Launchers and shells pass on a signal that this process has had, too.
+        Phase::Save if lock(&FIRST).is_some_and(|first| first.elapsed() < ECHO) => {}
         Phase::Save => std::process::exit(i32::from(CODE)),
         Phase::Stop(monitor) if is_first && !is_done(&monitor) => monitor.stop(),
         _ => leave(),
@@ -142,6 +157,11 @@ pub(crate) fn note_output(path: &Path) {
     lock(&OUTPUTS).push(Output { path, parent, name, was_full, is_written: false, others });
 }
 
+/// Notes a folder in which files are written whose names are not known before.
+pub(crate) fn note_folder(path: &Path) {
+    lock(&FOLDERS).push(path.to_owned());
+}
+
 /// Notes that a file is complete and in its place.
 pub(crate) fn note_written(path: &Path) {
     lock(&OUTPUTS)
@@ -172,6 +192,11 @@ pub(crate) fn begin_to_leave() {
 fn leave() -> ! {
     begin_to_leave();
     let mut sentence = SENTENCE.to_owned();
+    for folder in lock(&FOLDERS).iter() {
+        for found in temporaries(folder) {
+            let _ = fs::remove_file(folder.join(found));
+        }
+    }
     for output in lock(&OUTPUTS).iter() {
         remove_partial(output);
         // The signal came after the renaming, which makes a folder appear as a whole.

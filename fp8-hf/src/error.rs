@@ -66,6 +66,12 @@ pub enum Error {
         /// Advice on a correct value.
         remedy: String,
     },
+    /// Another process of a training that failed.
+    #[error("another process has failed at {work}, and says why")]
+    Rank {
+        /// The work that this process waited for.
+        work: String,
+    },
     /// An error of a layer, an operation, a checkpoint or a process group.
     #[error(transparent)]
     Model(#[from] fp8_nn::Error),
@@ -117,6 +123,10 @@ mod tests {
     #[test]
     fn errors_say_what_to_do() {
         for (error, text) in [
+            (
+                Error::Rank { work: "writing a checkpoint".into() },
+                "another process has failed at writing a checkpoint, and says why",
+            ),
             (
                 Error::NoGemm { path: "m".into(), problem: "inputs are quantized by 64 columns".into() },
                 "m: inputs are quantized by 64 columns; run the model under Recipe::off(), which quantizes no inputs",

@@ -1,8 +1,10 @@
 //! A training from its first step to its result, in a folder.
 
 mod checkpoints;
+mod lock;
 mod log;
 mod options;
+mod record;
 mod source;
 
 use crate::data::order;
@@ -10,9 +12,11 @@ use crate::{Error, Result, TrainEvaluation, Trainer};
 use checkpoints::{Checkpoints, Found};
 use fp8_kernels::DType;
 use fp8_nn::Schedule;
+use lock::Lock;
 use log::Log;
 use options::Steps;
 pub use options::{ScheduleKind, TrainRunOptions, Warmup};
+pub use record::TrainRecord;
 pub use source::SequenceSource;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -82,41 +86,14 @@ pub struct TrainRun {
     best: Option<(u64, f64)>,
     epoch: Option<(u64, Vec<u32>)>,
     log: Option<Log>,
+    /// Held as long as the run goes on, on the first rank.
+    lock: Option<Lock>,
     checkpoints: Checkpoints,
     /// The step and the time of the last checkpoint.
     saved: (u64, Instant),
     resume_note: Option<String>,
-}
-
-/// A step of a [`TrainRun`], as `log.jsonl` has it. [`json`](Self::json) has an example.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct TrainRecord {
-    /// The number of the step, from 1. Default: 0.
-    pub step: u64,
-    /// The epochs that are done behind it, with a fraction. Default: 0.
-    pub epoch: f64,
-    /// The mean loss of the learned targets with the weights before the step, in nats. Default: 0.
-    pub loss: f64,
-    /// The norm of all gradients before clipping. Default: 0.
-    pub grad_norm: f32,
-    /// The learning rate that was used. Default: 0.
-    pub lr: f32,
-    /// The tokens of all ranks, without padding. Default: 0.
-    pub tokens: u64,
-    /// The learned targets of all ranks. Default: 0.
-    pub learned: u64,
-    /// The time of the step, without evaluation and checkpoint. Default: 0.
-    pub seconds: f64,
-    /// Whether it changed nothing: no target was learned, or the norm was not finite. Default: false.
-    pub skipped: bool,
-    /// The bytes of the device's tensors when they were most. Default: 0.
-    pub memory_bytes: u64,
-    /// The loss over the sequences for validation, if it was measured behind the step. Default: `None`.
-    pub validation_loss: Option<f64>,
-    /// The share of quantized values that were beyond the largest of their format, if they were counted. Default: `None`.
-    pub saturated: Option<f64>,
-    /// The tensor whose gradient was not finite first, if there is one. Default: `None`.
-    pub non_finite: Option<String>,
+    /// Saturated values, and all that were counted, behind the last step that counted.
+    counted: [u64; 2],
 }
 
 impl fmt::Debug for TrainRun {
@@ -143,8 +120,7 @@ impl TrainRun {
         options: &TrainRunOptions,
     ) -> Result<Self> {
         let mut run = Self::new(out, trainer, data, validation, options)?;
-        let created = if run.trainer.is_first() { create(out) } else { Ok(()) };
-        run.trainer.all_of("creating the folder of the run", created)?;
+        run.lock("creating the folder of the run", || create(out))?;
         run.open_log()?;
         Ok(run)
     }
@@ -193,11 +169,27 @@ impl TrainRun {
         options: &TrainRunOptions,
     ) -> Result<Self> {
         let mut run = Self::new(out, trainer, data, validation, options)?;
-        if let Some(found) = run.checkpoints.newest()? {
-            run.load(found)?;
+        run.lock("opening the run", || Ok(()))?;
+        match run.checkpoints.newest()? {
+            (Some(found), damaged) => {
+                run.load(found)?;
+                if !damaged.is_empty() {
+                    run.note(format!(
+                        "{} cannot be read, so that the run goes on from an older one",
+                        damaged.join(", ")
+                    ));
+                }
+            }
+            (None, _) if log::read(&out.join(LOG)).is_ok_and(|log| !log.is_empty()) => {
+                run.note("there is no checkpoint that can be read, so that the run begins anew".to_owned());
+            }
+            (None, _) => {}
         }
         let cleaned = match run.trainer.is_first() {
-            true => run.checkpoints.remove_behind(run.done),
+            true => run
+                .checkpoints
+                .remove_behind(run.done)
+                .and_then(|()| run.checkpoints.prune(options.keep, run.best.map(|(step, _)| step))),
             false => Ok(()),
         };
         run.trainer.all_of("opening the run", cleaned)?;
@@ -227,9 +219,27 @@ impl TrainRun {
             best: None,
             epoch: None,
             log: None,
+            lock: None,
+            counted: [0; 2],
             saved: (0, Instant::now()),
             resume_note: None,
         })
+    }
+
+    /// Locks the folder on the first rank, behind `create`.
+    fn lock(&mut self, work: &str, create: impl FnOnce() -> Result<()>) -> Result<()> {
+        let locked = match self.trainer.is_first() {
+            true => create().and_then(|()| Lock::new(&self.out)).map(|lock| self.lock = Some(lock)),
+            false => Ok(()),
+        };
+        self.trainer.all_of(work, locked)
+    }
+
+    fn note(&mut self, sentence: String) {
+        self.resume_note = Some(match self.resume_note.take() {
+            Some(other) => format!("{other}; {sentence}"),
+            None => sentence,
+        });
     }
 
     fn open_log(&mut self) -> Result<()> {
@@ -240,7 +250,7 @@ impl TrainRun {
         self.trainer.all_of("opening the log", opened)
     }
 
-    /// What a checkpoint says besides the trainer's state.
+    /// The strings that a checkpoint has besides the trainer's state.
     fn metadata(&self) -> BTreeMap<String, String> {
         let TrainRunOptions { lr, schedule, warmup, min_ratio, seed, batch, .. } = &self.options;
         let mut all: BTreeMap<String, String> = [
@@ -264,15 +274,19 @@ impl TrainRun {
         let Found { step, dir, metadata } = found;
         let problem = |problem: String| Error::File { path: dir.clone(), problem };
         let own = self.metadata();
-        for (key, what) in [
-            ("data", "data"),
-            ("order", "order"),
-            ("schedule", "learning rates"),
-            ("steps", "number of steps"),
-        ] {
-            let (saved, own) = (metadata.get(key), own.get(key));
-            if saved != own {
-                let [saved, own] = [saved, own].map(|text| text.map_or("nothing", String::as_str));
+        let differs = |key: &str| metadata.get(key) != own.get(key);
+        if differs("data") {
+            return Err(problem(
+                "the data differ from those that it was trained on: resume with the same data and options"
+                    .to_owned(),
+            ));
+        }
+        for (key, what) in
+            [("order", "sequences"), ("schedule", "learning rates"), ("steps", "numbers of steps")]
+        {
+            if differs(key) {
+                let [saved, own] =
+                    [metadata.get(key), own.get(key)].map(|text| text.map_or("nothing", String::as_str));
                 return Err(problem(format!(
                     "the {what} differ: it was saved with {saved}, and this run has {own}: resume with the same data and options"
                 )));
@@ -287,7 +301,9 @@ impl TrainRun {
             return Err(problem(format!("it is of step {done}: expected {step}, as its folder says")));
         }
         let loaded = self.trainer.load_checkpoint(&dir)?;
-        self.resume_note = (!loaded.scaling.is_plain()).then(|| loaded.scaling.to_string());
+        if !loaded.scaling.is_plain() {
+            self.note(loaded.scaling.to_string());
+        }
         let best = metadata.get("best").and_then(|text| text.split_once(' '));
         self.best = best.and_then(|(step, loss)| Some((step.parse().ok()?, loss.parse().ok()?)));
         (self.done, self.lost, self.saved) = (done, lost, (done, Instant::now()));
@@ -329,7 +345,7 @@ impl TrainRun {
             skipped: step.skipped,
             memory_bytes: self.trainer.peak_memory().total() as u64,
             validation_loss: None,
-            saturated: if observed { self.trainer.saturated_share()? } else { None },
+            saturated: if observed { self.saturated()? } else { None },
             non_finite: step.non_finite,
         };
         // A step without a learned target says nothing of the model.
@@ -352,11 +368,22 @@ impl TrainRun {
         Ok(Some(record))
     }
 
+    /// The share of the values that were quantized since the last step that counted.
+    fn saturated(&mut self) -> Result<Option<f64>> {
+        let [saturated, elements] = self.trainer.saturated()?;
+        let [before, all] = std::mem::replace(&mut self.counted, [saturated, elements]);
+        let counted = elements.saturating_sub(all);
+        Ok((counted > 0).then(|| saturated.saturating_sub(before) as f64 / counted as f64))
+    }
+
     fn diverged(&self, record: &TrainRecord) -> Error {
         let name = record.non_finite.as_deref().unwrap_or("the loss");
+        let remedy = match self.saved.0 {
+            0 => "there is no checkpoint from before".to_owned(),
+            step => format!("the checkpoint of step {step} is from before"),
+        };
         let problem = format!(
-            "step {}: {} steps in a row had gradients that are not finite, last of {name}; a lower learning rate may help, and the \
-             newest checkpoint is from before",
+            "step {}: {} steps in a row had gradients that are not finite, last of {name}; a lower learning rate may help, and {remedy}",
             record.step, self.lost
         );
         Error::File { path: self.out.clone(), problem }
@@ -387,7 +414,8 @@ impl TrainRun {
         let is_turn = every > 0 && self.done.is_multiple_of(every);
         // The first rank's clock decides.
         let is_time = self.trainer.is_first() && self.saved.1.elapsed() >= self.options.checkpoint_after;
-        if self.trainer.any(is_time)? || is_turn || is_best {
+        // What may be diverging takes no place of a good one.
+        if (self.trainer.any(is_time)? || is_turn || is_best) && self.lost == 0 {
             self.save_checkpoint()?;
         }
         Ok(())
@@ -433,7 +461,9 @@ impl TrainRun {
             self.save_checkpoint()?;
         }
         let out = self.out.join(FINAL);
-        let written = match self.trainer.is_first() && !out.exists() {
+        let has_files = fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
+        let written = match self.trainer.is_first() {
+            true if has_files => self.trainer.expect_result(&out),
             true => write(&mut self.trainer, &out),
             false => Ok(()),
         };

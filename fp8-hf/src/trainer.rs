@@ -103,6 +103,17 @@ struct Results {
 }
 
 /// The result of a step: see [`Trainer::step`].
+///
+/// ```
+/// # fn take(trainer: &mut fp8_hf::Trainer, sequence: fp8_hf::data::Sequence) -> fp8_hf::Result<()> {
+/// let step = trainer.step(1, &mut |_| Ok(sequence.clone()), 1e-4)?;
+/// match &step.non_finite {
+///     None => println!("loss {:.4} over {} tokens", step.loss, step.learned),
+///     Some(tensor) => println!("skipped: {tensor}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TrainStep {
@@ -121,6 +132,13 @@ pub struct TrainStep {
 }
 
 /// The losses of an evaluation: see [`Trainer::evaluate`].
+///
+/// ```
+/// # fn measure(trainer: &mut fp8_hf::Trainer, held_out: &[fp8_hf::data::Sequence]) -> fp8_hf::Result<f64> {
+/// let evaluation = trainer.evaluate(held_out.len(), &mut |index| Ok(held_out[index].clone()))?;
+/// Ok(evaluation.loss.exp()) // the perplexity
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct TrainEvaluation {
@@ -165,6 +183,7 @@ impl Trainer {
             adapter.iter().flat_map(|adapter| adapter.modules().map(str::to_owned)).collect();
         let names = Names::new(&folder.config, model.path(), &modules);
         names.freeze(&options.frozen, &mut model)?;
+        expect_finite_model(&folder, &model, &names)?;
         let mut scaling = Scaling::new(&model, device)?;
         // A pattern without slots is an error now, not in the first step.
         scaling.explain(&options.recipe)?;
@@ -418,18 +437,26 @@ impl Trainer {
         self.device.memory_report().peak
     }
 
-    /// Returns the share of quantized values, since counting began, that were beyond the largest of their format; `None` if none was
-    /// counted.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn saturated_share(&self) -> Result<Option<f64>> {
-        let (mut saturated, mut elements) = (0, 0);
+    /// Returns the quantized values that were beyond the largest of their format, and all, since counting began.
+    pub(crate) fn saturated(&self) -> Result<[u64; 2]> {
+        let mut counts = [0, 0];
         for slot in self.scaling.slot_reports()? {
-            saturated += slot.saturated;
-            elements += slot.elements;
+            counts[0] += slot.saturated;
+            counts[1] += slot.elements;
         }
-        Ok((elements > 0).then(|| saturated as f64 / elements as f64))
+        Ok(counts)
+    }
+
+    /// Checks that the folder `out` holds a result of this training.
+    pub(crate) fn expect_result(&self, out: &Path) -> Result<()> {
+        let opened = match self.has_adapter {
+            true => Adapter::open(out, &self.folder.config).map(drop),
+            false => Folder::open(out).map(drop),
+        };
+        opened.map_err(|error| Error::File {
+            path: out.to_owned(),
+            problem: format!("it is there already and is no result ({error}): remove it"),
+        })
     }
 
     /// Returns whether this is the first of the ranks, which writes files.
@@ -448,12 +475,7 @@ impl Trainer {
         done?;
         match any? {
             false => Ok(()),
-            true => Err(Error::Option {
-                part: "Trainer".to_owned(),
-                option: "ranks",
-                value: work.to_owned(),
-                remedy: "another rank failed, and says why".to_owned(),
-            }),
+            true => Err(Error::Rank { work: work.to_owned() }),
         }
     }
 
@@ -475,4 +497,17 @@ fn load(folder: &Folder, is_base: bool, options: &TrainerOptions, device: &Devic
     };
     let load = || folder.load(&load, device);
     if is_base { frozen(load) } else { load() }
+}
+
+/// Refuses a model whose files have values that are not finite, which no training mends.
+fn expect_finite_model(folder: &Folder, model: &Gpt, names: &Names) -> Result<()> {
+    for parameter in parameters(model).into_iter().filter(|parameter| !parameter.is_adapter()) {
+        let values = parameter.values(DType::F32)?.to_f32_vec()?;
+        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+            let tensors = names.of(parameter.name()).join(", ");
+            return Err(folder
+                .problem(format!("a value of {tensors} is {value}: a model to train has finite values")));
+        }
+    }
+    Ok(())
 }

@@ -1,16 +1,17 @@
 //! The training itself: steps, progress, report and result.
 
 use crate::failure::Failure;
-use crate::fine_tune::line::CONFIG;
+use crate::fine_tune::line::{CONFIG, RECIPE};
 use crate::fine_tune::live::Live;
-use crate::fine_tune::setup::{Opened, RECIPE};
+use crate::fine_tune::seen::Seen;
+use crate::fine_tune::setup::{Opened, train_ranks};
 use crate::fine_tune::{plan, report};
 use crate::table::quoted;
 use crate::train::options::RecipeName;
 use crate::train::ranks::Ranks;
 use crate::train::telemetry::{SlotState, Telemetry, slot_states};
 use crate::{in_fp8, output};
-use fp8_hf::{TrainPlan, TrainRanks, TrainRecord, TrainRun, Trainer};
+use fp8_hf::{Scheme, TrainRecord, TrainRun, Trainer};
 use fp8_nn::fp8_kernels::AtomicFile;
 use fp8_nn::fp8_recipe::SlotTrace;
 use serde_json::json;
@@ -22,102 +23,150 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Advice is about this many of the last observed steps.
 const TRACED: usize = 100;
 
-/// This process among the trainer's.
-pub(super) fn ranks(ranks: &Ranks) -> Option<TrainRanks> {
-    let (group, control) = ranks.group().zip(ranks.control())?;
-    Some(TrainRanks { group: group.clone(), control: control.clone() })
-}
-
-/// What is seen of a run, for its report.
-#[derive(Debug)]
-pub(super) struct Seen {
-    pub(super) plan: TrainPlan,
-    pub(super) first_validation: Option<f64>,
-    pub(super) telemetry: Telemetry,
-    pub(super) advice: Vec<String>,
-    pub(super) config: String,
-    pub(super) summary: String,
-    pub(super) device: String,
-}
-
 /// Trains to the end, or until a signal. Returns why it was stopped, if all ranks have stopped it.
 pub(super) fn run(opened: Opened, stop: &AtomicBool) -> Result<Option<Failure>, Failure> {
     let plan = opened.plan;
     let steps = opened.run.total_steps(opened.data.train.len())?;
-    let as_json = opened.options.json;
-    let is_first = opened.ranks.is_first();
-    let live = |done| Live::new(opened.options.quiet || as_json, done, steps);
     let summary = plan::sentences(&opened, &plan, steps);
+    let first = plan::json(&opened, &plan, steps);
+    let (options, ranks, out) = (opened.options, opened.ranks, opened.out);
+    let prints = options.json && ranks.is_first();
+    let live = |done| Live::new(options.quiet || options.json, done, steps);
     live(0).say(&summary);
-    if as_json && is_first {
-        output::print(&format!("{}\n", plan::json(&opened, &plan, steps)))?;
+    if prints {
+        output::print(&format!("{first}\n"))?;
     }
-    let device = opened.options.device.to_string();
-    let live_from = |done| Live::new(opened.options.quiet || as_json, done, steps);
     let trainer =
-        Trainer::new(opened.folder, opened.adapter, &opened.trainer, &opened.device, ranks(&opened.ranks))?;
+        Trainer::new(opened.folder, opened.adapter, &opened.trainer, &opened.device, train_ranks(&ranks))?;
+    let is_resumed = options.resume.is_some();
+    if ranks.is_first() && !is_resumed {
+        write_options(&out, &opened.config, options.recipe.as_ref())?;
+    }
     let (data, validation) = (Box::new(opened.data.train), opened.data.validation);
     let validation = validation.map(|part| Box::new(part) as Box<dyn fp8_hf::SequenceSource>);
-    let is_resumed = opened.options.resume.is_some();
-    let mut run = match is_resumed {
-        true => TrainRun::resume(&opened.out, trainer, data, validation, &opened.run)?,
-        false => TrainRun::start(&opened.out, trainer, data, validation, &opened.run)?,
+    let run = match is_resumed {
+        true => TrainRun::resume(&out, trainer, data, validation, &opened.run)?,
+        false => TrainRun::start(&out, trainer, data, validation, &opened.run)?,
     };
-    if is_first && !is_resumed {
-        write_options(&opened.out, &opened.config, opened.options.recipe.as_ref())?;
-    }
-    let mut live = live_from(run.done());
+    let export = options.export.and_then(|export| export.0);
+    expect_no_result(&out, export)?;
+    let mut live = live(run.done());
     if let Some(note) = run.resume_note() {
-        live.say(&format!("{}: {note}\n", opened.out.display()));
+        live.say(&format!("{}: {note}\n", out.display()));
     }
-    let first_validation =
-        if run.done() == 0 { run.evaluate()?.map(|evaluation| evaluation.loss) } else { None };
-    if let Some(loss) = first_validation {
-        live.say(&format!("validation loss before the first step: {loss:.4}\n"));
-    }
-    let mut seen = Seen {
+    let seen = Seen {
         plan,
-        first_validation,
+        first_validation: None,
         telemetry: Telemetry::new(usize::try_from(steps).unwrap_or(usize::MAX)),
         advice: Vec::new(),
         config: opened.config,
         summary,
-        device,
+        device: options.device.to_string(),
     };
-    let trained = train(&mut run, &mut live, &mut seen, as_json && is_first, stop);
+    let mut job = Job { run, out, ranks, seen, prints, as_json: options.json };
+    // From here on a failure is one of the work.
+    let done = job.work(&mut live, export, stop).map_err(of_work);
     live.finish();
-    let write_report = |seen: &Seen| match is_first {
-        true => write(&opened.out.join("report.html"), &report::html(&opened.out, seen)?),
-        false => Ok(()),
-    };
-    let stopped = match trained {
-        Ok(stopped) => stopped,
-        Err(failure) => {
-            // The report shows the steps until then.
-            let _ = write_report(&seen);
-            return Err(failure);
-        }
-    };
-    if stopped {
-        run.save_checkpoint()?;
-        write_report(&seen)?;
-        let (out, done) = (quoted(&opened.out), run.done());
-        let text =
-            format!("interrupted behind step {done}; saved: fp8 train --resume {out} goes on from there");
-        return Ok(Some(Failure::Stopped(text)));
-    }
-    let result = match opened.options.export {
-        None => run.finish(None)?,
-        Some(scheme) => run.finish_with(&mut |trainer, out| {
-            in_fp8::write(out, scheme, |whole| trainer.save_result(whole, None))
-        })?,
-    };
-    write_report(&seen)?;
-    if is_first {
-        finish(&opened.out, &result, &seen, as_json, run.trainer().has_adapter())?;
-    }
-    Ok(None)
+    done
 }
+
+/// A failure behind the first step is none of the options.
+fn of_work(failure: Failure) -> Failure {
+    match failure {
+        Failure::Input(sentence) => Failure::Work(sentence),
+        other => other,
+    }
+}
+
+/// Refuses to export a run that has its result.
+fn expect_no_result(out: &Path, export: Option<Scheme>) -> Result<(), Failure> {
+    let result = out.join("final");
+    match export {
+        Some(scheme) if result.join("config.json").exists() => Err(Failure::input(format!(
+            "--export {}: {} is there already: fp8 quantize {} OUT --scheme {} writes it in FP8",
+            scheme.name(),
+            result.display(),
+            quoted(&result),
+            scheme.name()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// A run, and what is seen of it.
+struct Job {
+    run: TrainRun,
+    out: PathBuf,
+    ranks: Ranks,
+    seen: Seen,
+    /// Whether this process prints lines of JSON.
+    prints: bool,
+    as_json: bool,
+}
+
+impl Job {
+    fn work(
+        &mut self,
+        live: &mut Live,
+        export: Option<Scheme>,
+        stop: &AtomicBool,
+    ) -> Result<Option<Failure>, Failure> {
+        let begun = self.run.done();
+        if begun == 0 {
+            self.seen.first_validation = self.run.evaluate()?.map(|evaluation| evaluation.loss);
+        }
+        if let Some(loss) = self.seen.first_validation {
+            live.say(&format!("validation loss before the first step: {loss:.4}\n"));
+        }
+        let stopped = match train(&mut self.run, live, &mut self.seen, self.prints, stop) {
+            Ok(stopped) => stopped,
+            Err(failure) => {
+                // The report shows the steps until then.
+                let _ = self.report();
+                return Err(failure);
+            }
+        };
+        if stopped {
+            self.run.save_checkpoint()?;
+            self.report()?;
+            return Ok(Some(Failure::Stopped(self.interrupted())));
+        }
+        let result = match export {
+            None => self.run.finish(None)?,
+            Some(scheme) => self.run.finish_with(&mut |trainer, out| {
+                in_fp8::write(out, scheme, |whole| trainer.save_result(whole, None))
+            })?,
+        };
+        // A run that was complete keeps its report.
+        if self.run.done() > begun || !self.out.join(REPORT).exists() {
+            self.report()?;
+        }
+        if self.ranks.is_first() {
+            finish(&self.out, &result, &self.seen, self.as_json, self.run.trainer().has_adapter())?;
+        }
+        Ok(None)
+    }
+
+    fn report(&self) -> Result<(), Failure> {
+        match self.ranks.is_first() {
+            true => write(&self.out.join(REPORT), &report::html(&self.out, &self.seen)?),
+            false => Ok(()),
+        }
+    }
+
+    fn interrupted(&self) -> String {
+        let (out, done) = (quoted(&self.out), self.run.done());
+        let again = match self.ranks.count() {
+            1 => format!("fp8 train --resume {out} goes on from there"),
+            count => format!(
+                "fp8 launch -n {count} -- fp8 train --resume {out} goes on from there, or fp8 train --resume {out} --dp 1 in one process"
+            ),
+        };
+        format!("interrupted behind step {done}; saved: {again}")
+    }
+}
+
+const REPORT: &str = "report.html";
 
 /// Takes all steps. Returns whether a signal has ended it before the last.
 fn train(
@@ -149,6 +198,7 @@ fn train(
 
 /// Writes `config.toml`, and a copy of the recipe's file.
 fn write_options(out: &Path, config: &str, recipe: Option<&RecipeName>) -> Result<(), Failure> {
+    fs::create_dir_all(out).map_err(|error| Failure::input(format!("--out {}: {error}", out.display())))?;
     if let Some(RecipeName::File(path)) = recipe {
         let text = fs::read_to_string(path);
         write(
@@ -173,7 +223,7 @@ fn finish(out: &Path, result: &Path, seen: &Seen, as_json: bool, is_adapter: boo
     let last = records.last().cloned().unwrap_or_default();
     let skipped = records.iter().filter(|record| record.skipped).count();
     let validation = records.iter().rev().find_map(|record| record.validation_loss);
-    let report: PathBuf = out.join("report.html");
+    let report: PathBuf = out.join(REPORT);
     if as_json {
         let value = json!({
             "result": result.display().to_string(),
@@ -187,13 +237,13 @@ fn finish(out: &Path, result: &Path, seen: &Seen, as_json: bool, is_adapter: boo
         output::print(&format!("{value}\n"))?;
         return Ok(());
     }
-    let mut text = format!("{} steps, loss {:.4}", last.step, last.loss);
+    let mut text = format!("{}, loss {:.4}", plan::count(last.step, "step"), last.loss);
     if let Some(loss) = validation {
         let before = seen.first_validation.map(|loss| format!(", {loss:.4} before")).unwrap_or_default();
         text += &format!(", validation loss {loss:.4}{before}");
     }
     if skipped > 0 {
-        text += &format!("; {skipped} steps were skipped");
+        text += &format!("; {} skipped", plan::count(skipped as u64, "step"));
     }
     text += &format!("\n{}\n{}\n", report.display(), result.display());
     let (base, result) = (&seen.base(), quoted(result));
@@ -205,13 +255,4 @@ fn finish(out: &Path, result: &Path, seen: &Seen, as_json: bool, is_adapter: boo
     };
     output::print(&text)?;
     Ok(())
-}
-
-impl Seen {
-    /// The path of the model, as a shell reads it.
-    fn base(&self) -> String {
-        let table = self.config.parse::<toml::Table>().unwrap_or_default();
-        let model = table.get("model").and_then(toml::Value::as_str).unwrap_or("MODEL").to_owned();
-        quoted(Path::new(&model))
-    }
 }

@@ -2,18 +2,28 @@
 
 use crate::command_line::{self, Parsed, named, with_negative_numbers};
 use crate::failure::Failure;
-use crate::fine_tune::options::{FREE, FineTune};
+use crate::fine_tune::options::{FREE, FineTune, OF_NEW_ADAPTERS, OF_PROGRAM, PLACES};
 use crate::train::options::Train;
 use clap::Args;
-use fp8_hf::TrainRun;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+const EXAMPLE: &str = "Example:
+  fp8 train SmolLM2-135M-Instruct --data chats.jsonl --lora 16 --out run
+  fp8 train SmolLM2-135M --data book.txt --validation 0.05 --out run
+  fp8 train --resume run
+
+The learning rate, the data's order and the loss of a step depend on its number alone: a run that was interrupted goes on with --resume, bit for bit. The mean of a step's loss is over all \
+learned tokens of all its micro-batches and processes. Encoded texts are kept in .fp8-tokens beside RUN, for later runs.";
 
 /// The file in the folder of a run that has its options.
 pub(crate) const CONFIG: &str = "config.toml";
 /// The positional argument, under the name that files use.
 const MODEL: &str = "model";
+
+/// The copy of the recipe's file in the folder of a run.
+pub(crate) const RECIPE: &str = "recipe.toml";
 
 /// The help, or the options of a fine-tuning.
 #[derive(Debug)]
@@ -23,7 +33,7 @@ pub(crate) enum Line {
 }
 
 fn command() -> clap::Command {
-    with_negative_numbers(FineTune::augment_args(clap::Command::new("fp8 train").after_help(super::EXAMPLE)))
+    with_negative_numbers(FineTune::augment_args(clap::Command::new("fp8 train").after_help(EXAMPLE)))
 }
 
 /// Returns the names of the long options of a command.
@@ -66,7 +76,7 @@ fn resumed(words: &[OsString]) -> Option<PathBuf> {
 
 /// Whether a folder is that of a run, and not of checkpoints that `--save` wrote.
 pub(crate) fn is_run(folder: &Path) -> bool {
-    folder.join(CONFIG).is_file() && TrainRun::read_log(folder).is_ok()
+    folder.join(CONFIG).is_file()
 }
 
 /// The counterparts of options of the small run.
@@ -106,7 +116,7 @@ pub(crate) fn parse(words: &[OsString]) -> Result<Line, Failure> {
         (None, Some(folder)) => {
             if !is_run(folder) {
                 return Err(Failure::input(format!(
-                    "--resume {}: expected the folder of a run, with {CONFIG} and log.jsonl",
+                    "--resume {}: expected the folder of a run, with its {CONFIG}",
                     folder.display()
                 )));
             }
@@ -162,9 +172,12 @@ fn parse_words(words: &[OsString]) -> Result<Line, Failure> {
 fn given(words: &[OsString]) -> Result<Vec<String>, Failure> {
     Ok(match command_line::parse::<FineTune>(command(), with_program(words))? {
         Parsed::Help(_) => Vec::new(),
-        Parsed::Options(_, matches) => named(&matches)
-            .map(|id| if id == "base" { MODEL.to_owned() } else { id.replace('_', "-") })
-            .collect(),
+        Parsed::Options(_, matches) => {
+            // clap also names the group of all options.
+            let known = names(&command());
+            let name = |id: &str| if id == "base" { MODEL.to_owned() } else { id.replace('_', "-") };
+            named(&matches).map(name).filter(|name| name == MODEL || known.contains(name)).collect()
+        }
     })
 }
 
@@ -216,6 +229,16 @@ impl Source {
             .into_iter()
             .filter(|name| !matches!(name.as_str(), "config" | "resume" | "help"))
             .collect();
+        let fixed = |name: &&String| {
+            !FREE.contains(&name.as_str())
+                && !PLACES.contains(&name.as_str())
+                && !OF_PROGRAM.contains(&name.as_str())
+        };
+        if let Some(name) = given.iter().find(fixed).filter(|_| self.is_run) {
+            return Err(self.refused(&format!(
+                "--{name} decides the results of the run, whose options are there: leave it out to resume"
+            )));
+        }
         let mut words = Vec::new();
         for (key, value) in self.table()? {
             let name = key.replace('_', "-");
@@ -223,11 +246,6 @@ impl Source {
                 return Err(self.refused(&format!("{key}: unknown option{}", nearest(&name, &known))));
             }
             if given.contains(&name) {
-                if self.is_run && !FREE.contains(&name.as_str()) {
-                    return Err(self.refused(&format!(
-                        "--{name} decides the results of the run, whose options are there: leave it out to resume"
-                    )));
-                }
                 continue;
             }
             // `--epochs` and `--steps` stand for each other, and so do ways of packing.
@@ -236,7 +254,10 @@ impl Source {
                     pair.contains(&name.as_str())
                         && pair.iter().any(|other| given.iter().any(|given| given == other))
                 });
-            if name != MODEL && !is_replaced {
+            // Options of new adapters go with `--lora`.
+            let is_of_new =
+                OF_NEW_ADAPTERS.contains(&name.as_str()) && given.iter().any(|given| given == "adapter");
+            if name != MODEL && !is_replaced && !is_of_new {
                 self.append(&mut words, &name, &value)?;
             }
         }
@@ -262,6 +283,11 @@ impl Source {
                     words.push(format!("--{name}={}", one(value)?).into());
                 }
             }
+            // The copy of a recipe's file is in the run's folder, wherever that is now.
+            toml::Value::String(file) if self.is_run && name == "recipe" && file == RECIPE => {
+                let folder = self.path.parent().unwrap_or(Path::new("."));
+                words.push(concat("--recipe=", &folder.join(file)));
+            }
             toml::Value::Table(table) if matches!(name, "rank-pattern" | "alpha-pattern") => {
                 for (pattern, value) in table {
                     words.push(format!("--{name}={pattern}={}", one(value)?).into());
@@ -271,6 +297,13 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Joins an option and its path, of whatever bytes.
+fn concat(option: &str, path: &Path) -> OsString {
+    let mut word = OsString::from(option);
+    word.push(path);
+    word
 }
 
 /// Names the known option that is most like `name`, if one is.

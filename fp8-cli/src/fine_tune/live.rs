@@ -1,6 +1,5 @@
 //! Progress on stderr: a bar on a terminal, a line every tenth of the way elsewhere, nothing when asked to be quiet.
 
-use crate::fine_tune::plan::parts;
 use crate::page::percent;
 use crate::table::bytes;
 use fp8_hf::TrainRecord;
@@ -129,6 +128,20 @@ pub(super) fn duration(seconds: f64) -> String {
 /// Writes the sum of bytes, and its parts.
 pub(super) fn memory_of(memory: &MemoryUse) -> String {
     format!("{} ({})", bytes(memory.total() as u64), parts(memory))
+}
+
+/// Writes bytes by their use.
+fn parts(memory: &MemoryUse) -> String {
+    let named = [
+        ("parameters", memory.parameters),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("kept for backward", memory.saved),
+        ("temporary", memory.temporary),
+    ];
+    let parts: Vec<String> =
+        named.iter().map(|(name, size)| format!("{name} {}", bytes(*size as u64))).collect();
+    parts.join(", ")
 }
 
 #[cfg(test)]

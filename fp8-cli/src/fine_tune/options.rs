@@ -49,7 +49,7 @@ pub(crate) struct FineTune {
     #[arg(long, value_name = "all|answers", value_parser = loss_on)]
     pub(crate) loss: Option<LossOn>,
 
-    /// How samples fill sequences: whole (in order, none is cut in two), stream (joined, and cut every --seq tokens), or best-fit (the
+    /// The way in which samples fill sequences: whole (in order, none is cut in two), stream (joined, and cut every --seq tokens), or best-fit (the
     /// longest first) [default: whole for answers, stream for texts and tokens]
     #[arg(long, value_name = "whole|stream|best-fit", value_parser = pack)]
     pub(crate) pack: Option<Pack>,
@@ -79,7 +79,7 @@ pub(crate) struct FineTune {
     #[arg(long, value_name = "N", value_parser = count::<65_536>)]
     pub(crate) accumulate: Option<usize>,
 
-    /// How often the data are seen, in another order each time
+    /// Passes over the data, in another order each time
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1_000_000>, conflicts_with = "steps")]
     pub(crate) epochs: usize,
 
@@ -169,44 +169,44 @@ pub(crate) struct FineTune {
     pub(crate) lora: Option<usize>,
 
     /// α of the adapter [default: twice the rank]
-    #[arg(long, value_name = "A", value_parser = positive, requires = "lora")]
+    #[arg(long, value_name = "A", value_parser = positive)]
     pub(crate) lora_alpha: Option<f64>,
 
     /// The modules with an adapter: names such as q_proj v_proj, or one regular expression [default: all Linears but the head]
-    #[arg(long, value_name = "PATTERN", num_args = 1.., action = ArgAction::Append, requires = "lora")]
+    #[arg(long, value_name = "PATTERN", num_args = 1.., action = ArgAction::Append)]
     pub(crate) lora_targets: Vec<String>,
 
     /// Modules without one
-    #[arg(long, value_name = "PATTERN", num_args = 1.., action = ArgAction::Append, requires = "lora")]
+    #[arg(long, value_name = "PATTERN", num_args = 1.., action = ArgAction::Append)]
     pub(crate) lora_exclude: Vec<String>,
 
     /// The layers with one, from 0 [default: all]
-    #[arg(long, value_name = "N", num_args = 1.., action = ArgAction::Append, value_parser = number::<0, 1_000_000>, requires = "lora")]
+    #[arg(long, value_name = "N", num_args = 1.., action = ArgAction::Append, value_parser = number::<0, 1_000_000>)]
     pub(crate) lora_layers: Vec<usize>,
 
     /// A rank of their own for some modules: PATTERN=RANK
-    #[arg(long, value_name = "PATTERN=RANK", num_args = 1.., action = ArgAction::Append, value_parser = rank_of, requires = "lora")]
+    #[arg(long, value_name = "PATTERN=RANK", num_args = 1.., action = ArgAction::Append, value_parser = rank_of)]
     pub(crate) rank_pattern: Vec<(String, usize)>,
 
     /// An α of their own for some modules: PATTERN=A
-    #[arg(long, value_name = "PATTERN=A", num_args = 1.., action = ArgAction::Append, value_parser = alpha_of, requires = "lora")]
+    #[arg(long, value_name = "PATTERN=A", num_args = 1.., action = ArgAction::Append, value_parser = alpha_of)]
     pub(crate) alpha_pattern: Vec<(String, f64)>,
 
     /// Multiply the adapter by α / √rank in place of α / rank
-    #[arg(long, requires = "lora")]
+    #[arg(long)]
     pub(crate) rslora: bool,
 
     /// Type of the adapter's matrices: f32 or bf16
-    #[arg(long, value_enum, default_value = "f32", hide_possible_values = true)]
-    pub(crate) lora_dtype: Dtype,
+    #[arg(long, value_name = "f32|bf16", default_value = "f32", value_parser = lora_dtype)]
+    pub(crate) lora_dtype: DType,
 
     /// Go on training the adapter in this folder, as peft writes it
     #[arg(long, value_name = "DIR")]
     pub(crate) adapter: Option<PathBuf>,
 
-    /// Also write the tuned model in FP8, to RUN/fp8: tensor, channel, block128 or vllm
-    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
-    pub(crate) export: Option<Scheme>,
+    /// Write the tuned model in FP8: tensor, channel, block128 or vllm; none: in high precision [default: none]
+    #[arg(long, value_name = "SCHEME", value_parser = export)]
+    pub(crate) export: Option<ExportName>,
 
     /// Device to train on: cpu, cuda:N, or cuda for the GPU with this process's number on its machine
     #[arg(long, default_value = "cpu", value_parser = device)]
@@ -253,7 +253,7 @@ pub(crate) struct FineTune {
     pub(crate) dry_run: bool,
 
     /// Take one step of the plan, and print the time of the whole
-    #[arg(long, requires = "dry_run")]
+    #[arg(long)]
     pub(crate) time: bool,
 
     /// Print a line of JSON for each step and the result, in place of sentences
@@ -275,6 +275,10 @@ pub(crate) enum ValidationName {
 /// `--warmup`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct WarmupName(pub(crate) Warmup);
+
+/// `--export`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ExportName(pub(crate) Option<Scheme>);
 
 /// `--group`.
 #[derive(Debug, Clone, PartialEq)]
@@ -315,6 +319,12 @@ impl fmt::Display for WarmupName {
     }
 }
 
+impl fmt::Display for ExportName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.map_or("none", Scheme::name))
+    }
+}
+
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:lr={}", self.pattern, self.lr)?;
@@ -330,25 +340,36 @@ fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
 }
 
 /// The name of a value.
-fn name_of<T: PartialEq>(value: &T, known: &[(&'static str, T)]) -> &'static str {
+pub(super) fn name_of<T: PartialEq>(value: &T, known: &[(&'static str, T)]) -> &'static str {
     known.iter().find(|(_, other)| other == value).map_or("", |(name, _)| name)
 }
 
-const LOSSES: [(&str, LossOn); 2] = [("all", LossOn::All), ("answers", LossOn::Answers)];
-const PACKS: [(&str, Pack); 3] =
+pub(super) const LOSSES: [(&str, LossOn); 2] = [("all", LossOn::All), ("answers", LossOn::Answers)];
+pub(super) const PACKS: [(&str, Pack); 3] =
     [("whole", Pack::Whole), ("stream", Pack::Stream), ("best-fit", Pack::BestFit)];
-const TOO_LONG: [(&str, TooLong); 3] =
+pub(super) const TOO_LONG: [(&str, TooLong); 3] =
     [("drop", TooLong::Drop), ("cut", TooLong::Cut), ("split", TooLong::Split)];
 
-const MOMENTS: [(&str, MomentDtype); 3] =
+pub(super) const MOMENTS: [(&str, MomentDtype); 3] =
     [("f32", MomentDtype::F32), ("bf16", MomentDtype::BF16), ("fp8", MomentDtype::Fp8)];
-const PARAMS: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
+pub(super) const PARAMS: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
 
 fn moments(text: &str) -> Result<MomentDtype, String> {
     one_of(text, &MOMENTS)
 }
 
 fn params(text: &str) -> Result<DType, String> {
+    one_of(text, &PARAMS)
+}
+
+fn export(text: &str) -> Result<ExportName, String> {
+    if text == "none" {
+        return Ok(ExportName(None));
+    }
+    scheme(text).map(|scheme| ExportName(Some(scheme))).map_err(|known| format!("{known}, and none"))
+}
+
+fn lora_dtype(text: &str) -> Result<DType, String> {
     one_of(text, &PARAMS)
 }
 
@@ -432,163 +453,29 @@ fn group(text: &str) -> Result<Group, String> {
     Ok(group)
 }
 
-/// Options of a run, as `config.toml` stores them.
-type Values = Vec<(&'static str, toml::Value)>;
-
-/// An absolute path, so that a run can be resumed from any folder.
-fn path(path: &PathBuf) -> toml::Value {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-    toml::Value::String(absolute.display().to_string())
-}
-
-fn integer(number: usize) -> toml::Value {
-    toml::Value::Integer(i64::try_from(number).unwrap_or(i64::MAX))
-}
-
-/// A number as the command line has it: an f32 would get digits that it does not mean.
-fn decimal(number: f32) -> toml::Value {
-    toml::Value::Float(number.to_string().parse().unwrap_or(f64::from(number)))
-}
-
-fn word(text: impl ToString) -> toml::Value {
-    toml::Value::String(text.to_string())
-}
-
-fn array(list: impl IntoIterator<Item = toml::Value>) -> Option<toml::Value> {
-    let list: Vec<toml::Value> = list.into_iter().collect();
-    (!list.is_empty()).then_some(toml::Value::Array(list))
-}
-
-fn flag(is_on: bool) -> Option<toml::Value> {
-    is_on.then_some(toml::Value::Boolean(true))
-}
-
-impl FineTune {
-    /// Returns every option that a run depends on and that has a value, as `config.toml` stores it.
-    pub(crate) fn values(&self) -> Values {
-        let all = [
-            self.of_data(),
-            self.of_steps(),
-            self.of_optimizer(),
-            self.of_model(),
-            self.of_adapter(),
-            self.of_run(),
-        ];
-        let given = all.into_iter().flatten();
-        given.filter_map(|(name, value)| Some((name, value?))).collect()
-    }
-
-    fn of_data(&self) -> Vec<(&'static str, Option<toml::Value>)> {
-        let validation = self.validation.as_ref().map(|validation| match validation {
-            ValidationName::Share(share) => toml::Value::Float(*share),
-            ValidationName::File(file) => path(file),
-        });
-        vec![
-            ("model", self.base.as_ref().map(path)),
-            ("data", array(self.data.iter().map(path))),
-            ("validation", validation),
-            ("loss", self.loss.map(|loss| word(name_of(&loss, &LOSSES)))),
-            ("pack", self.pack.map(|pack| word(name_of(&pack, &PACKS)))),
-            ("no-pack", flag(self.no_pack)),
-            ("cross-documents", flag(self.cross_documents)),
-            ("too-long", self.too_long.map(|too_long| word(name_of(&too_long, &TOO_LONG)))),
-            ("seq", self.seq.map(integer)),
-        ]
-    }
-
-    fn of_steps(&self) -> Vec<(&'static str, Option<toml::Value>)> {
-        let warmup = match self.warmup.0 {
-            Warmup::Share(share) => toml::Value::Float(share),
-            Warmup::Steps(steps) => integer(usize::try_from(steps).unwrap_or(usize::MAX)),
-        };
-        // A seed may be more than TOML's integers hold.
-        let seed = i64::try_from(self.seed).map_or_else(|_| word(self.seed), toml::Value::Integer);
-        vec![
-            ("batch", Some(integer(self.batch))),
-            ("accumulate", self.accumulate.map(integer)),
-            ("steps", self.steps.map(integer)),
-            ("epochs", self.steps.is_none().then(|| integer(self.epochs))),
-            ("lr", self.lr.map(decimal)),
-            ("schedule", Some(word(self.schedule))),
-            ("warmup", Some(warmup)),
-            ("min-lr", Some(decimal(self.min_lr))),
-            ("seed", Some(seed)),
-        ]
-    }
-
-    fn of_optimizer(&self) -> Vec<(&'static str, Option<toml::Value>)> {
-        vec![
-            ("beta1", Some(decimal(self.beta1))),
-            ("beta2", Some(decimal(self.beta2))),
-            ("eps", Some(decimal(self.eps))),
-            ("weight-decay", Some(decimal(self.weight_decay))),
-            ("moments", Some(word(name_of(&self.moments, &MOMENTS)))),
-            ("stochastic-rounding", flag(self.stochastic_rounding)),
-            ("clip", Some(decimal(self.clip))),
-            ("group", array(self.group.iter().map(word))),
-            ("freeze", array(self.freeze.iter().map(word))),
-        ]
-    }
-
-    fn of_model(&self) -> Vec<(&'static str, Option<toml::Value>)> {
-        let recipe = self.recipe.as_ref().map(|recipe| match recipe {
-            RecipeName::File(file) => path(file),
-            name => word(name),
-        });
-        vec![
-            ("recipe", recipe),
-            ("dtype", Some(word(self.dtype))),
-            ("params", Some(word(name_of(&self.params, &PARAMS)))),
-            ("fp8-weights", flag(self.fp8_weights)),
-            ("recompute", Some(word(self.recompute.name()))),
-        ]
-    }
-
-    fn of_adapter(&self) -> Vec<(&'static str, Option<toml::Value>)> {
-        let ranks = self.rank_pattern.iter().map(|(key, rank)| word(format!("{key}={rank}")));
-        let alphas = self.alpha_pattern.iter().map(|(key, alpha)| word(format!("{key}={alpha}")));
-        vec![
-            ("lora", self.lora.map(integer)),
-            ("lora-alpha", self.lora_alpha.map(toml::Value::Float)),
-            ("lora-targets", array(self.lora_targets.iter().map(word))),
-            ("lora-exclude", array(self.lora_exclude.iter().map(word))),
-            ("lora-layers", array(self.lora_layers.iter().copied().map(integer))),
-            ("rank-pattern", array(ranks)),
-            ("alpha-pattern", array(alphas)),
-            ("rslora", flag(self.rslora)),
-            ("lora-dtype", Some(word(self.lora_dtype))),
-            ("adapter", self.adapter.as_ref().map(path)),
-        ]
-    }
-
-    fn of_run(&self) -> Vec<(&'static str, Option<toml::Value>)> {
-        vec![
-            ("export", self.export.map(|scheme| word(scheme.name()))),
-            ("device", Some(word(self.device))),
-            ("graph", flag(self.graph)),
-            ("dp", (self.dp > 1).then(|| integer(self.dp))),
-            ("threads", self.threads.map(integer)),
-            ("eval-every", self.eval_every.map(integer)),
-            ("eval-sequences", Some(integer(self.eval_sequences))),
-            ("checkpoint-every", Some(integer(self.checkpoint_every))),
-            ("checkpoint-minutes", Some(toml::Value::Float(self.checkpoint_minutes))),
-            ("keep", Some(integer(self.keep))),
-            ("skip-non-finite", Some(integer(self.skip_non_finite))),
-        ]
-    }
-}
-
-/// Options that change no bit of the results, so that a run may be resumed with others.
-pub(crate) const FREE: [&str; 11] = [
-    "device",
-    "graph",
-    "dp",
-    "threads",
-    "eval-every",
-    "eval-sequences",
+/// Options that a run may be resumed with, whatever it had. They change the results at most by rounding.
+pub(crate) const FREE: [&str; 13] = [
+    "accumulate",
     "checkpoint-every",
     "checkpoint-minutes",
-    "keep",
-    "skip-non-finite",
+    "device",
+    "dp",
+    "eval-every",
+    "eval-sequences",
     "export",
+    "graph",
+    "keep",
+    "recompute",
+    "skip-non-finite",
+    "threads",
 ];
+
+/// Options with paths, which may have moved. What is there is compared with what the run had.
+pub(crate) const PLACES: [&str; 4] = ["adapter", "data", "model", "validation"];
+
+/// Options that no file has, or that are no part of a run.
+pub(crate) const OF_PROGRAM: [&str; 7] = ["config", "dry-run", "help", "json", "quiet", "resume", "time"];
+
+/// Options of adapters that are made, beside the rank.
+pub(crate) const OF_NEW_ADAPTERS: [&str; 7] =
+    ["alpha-pattern", "lora-alpha", "lora-exclude", "lora-layers", "lora-targets", "rank-pattern", "rslora"];

@@ -1,11 +1,11 @@
-//! What a training will do, said before its first step, and `--dry-run`.
+//! The plan of a training, which is said before its first step, and `--dry-run`.
 
 use crate::failure::Failure;
 use crate::fine_tune::live::{duration, memory_of};
-use crate::fine_tune::setup::Opened;
+use crate::fine_tune::setup::{Opened, train_ranks};
 use crate::output;
 use crate::page::grouped;
-use crate::table::{bytes, printable_lines};
+use crate::table::printable_lines;
 use fp8_hf::{SequenceSource, TrainPlan, Trainer};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ pub(super) fn sentences(opened: &Opened, plan: &TrainPlan, steps: u64) -> String
     text
 }
 
-fn count(number: u64, noun: &str) -> String {
+pub(super) fn count(number: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
@@ -110,7 +110,7 @@ fn sample(opened: &Opened) -> Result<String, Failure> {
 /// Returns the time of a step, the second of two: the first one allocates.
 fn one_step(opened: Opened) -> Result<f64, Failure> {
     let Opened { folder, adapter, trainer, device, ranks, data, run, .. } = opened;
-    let mut trainer = Trainer::new(folder, adapter, &trainer, &device, super::job::ranks(&ranks))?;
+    let mut trainer = Trainer::new(folder, adapter, &trainer, &device, train_ranks(&ranks))?;
     let count = run.batch.min(data.train.len());
     let mut seconds = 0.0;
     for _ in 0..2 {
@@ -119,18 +119,4 @@ fn one_step(opened: Opened) -> Result<f64, Failure> {
         seconds = start.elapsed().as_secs_f64();
     }
     Ok(seconds)
-}
-
-/// Writes bytes by their use.
-pub(super) fn parts(memory: &fp8_nn::fp8_kernels::MemoryUse) -> String {
-    let named = [
-        ("parameters", memory.parameters),
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("kept for backward", memory.saved),
-        ("temporary", memory.temporary),
-    ];
-    let parts: Vec<String> =
-        named.iter().map(|(name, size)| format!("{name} {}", bytes(*size as u64))).collect();
-    parts.join(", ")
 }

@@ -1,8 +1,8 @@
 //! report.html of a run.
 
 use crate::failure::Failure;
-use crate::fine_tune::job::Seen;
 use crate::fine_tune::live::memory_of;
+use crate::fine_tune::seen::Seen;
 use crate::page::{document, escape, grouped, section};
 use crate::table::bytes;
 use crate::train::plot::{Chart, Color, Events, Scale, Series, Style, smoothed};

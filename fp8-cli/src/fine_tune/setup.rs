@@ -1,16 +1,18 @@
 //! Model, adapter and data of a fine-tuning, opened and checked before anything is written.
 
 use crate::failure::{Failure, about_device};
+use crate::fine_tune::check;
 use crate::fine_tune::line::CONFIG;
 use crate::fine_tune::options::{FineTune, ValidationName};
+use crate::interrupt;
 use crate::model::open_adapter;
 use crate::progress::spin;
 use crate::train::options::{Dtype, RecipeName, ScheduleName};
 use crate::train::ranks::Ranks;
 use fp8_hf::data::{DataOptions, Dataset, Pack, Validation};
 use fp8_hf::{
-    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainPlan, TrainRunOptions,
-    TrainerOptions,
+    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainPlan, TrainRanks,
+    TrainRunOptions, TrainerOptions,
 };
 use fp8_nn::prelude::*;
 use std::fs;
@@ -76,33 +78,8 @@ impl Setup {
                 return Err(Failure::input("no place for the result: name a new folder with --out RUN"));
             }
         };
-        if options.export.is_some() && (options.lora.is_some() || options.adapter.is_some()) {
-            let text = "--export writes a whole model, and the result of --lora is an adapter: fp8 merge adds it to the model, and \
-                        fp8 quantize makes that FP8";
-            return Err(Failure::input(text));
-        }
-        if options.fp8_weights && (options.lora.is_some() || options.adapter.is_some()) {
-            let text =
-                "--fp8-weights is for training the model: beside an adapter its weights are in FP8 anyway";
-            return Err(Failure::input(text));
-        }
-        if options.fp8_weights && options.recipe == Some(RecipeName::None) {
-            return Err(Failure::input(
-                "--fp8-weights needs a recipe, and --recipe none has none: leave one of them out",
-            ));
-        }
-        let is_adapter = options.lora.is_some() || options.adapter.is_some();
-        let of_16_bits =
-            if is_adapter { options.lora_dtype == Dtype::Bf16 } else { options.params == DType::BF16 };
-        if options.stochastic_rounding && !of_16_bits {
-            let text = "--stochastic-rounding is for parameters in bf16: add --params bf16, or --lora-dtype bf16 beside an adapter";
-            return Err(Failure::input(text));
-        }
-        if is_adapter && options.params != DType::F32 {
-            let text =
-                "--params is the type of a model that is trained; beside it, an adapter has --lora-dtype";
-            return Err(Failure::input(text));
-        }
+        check::options(&options)?;
+        check::places(&options, &out)?;
         let dp = (options.dp > 1).then_some(options.dp);
         let ranks = Ranks::join(dp, options.device)?;
         Ok(Self { options, ranks, out, base })
@@ -110,8 +87,8 @@ impl Setup {
 
     /// Opens the model, the adapter and the data.
     pub(super) fn open(mut self) -> Result<Opened, Failure> {
-        expect_new(&self.options, &self.out)?;
         let folder = Folder::open(&self.base)?;
+        check::export(&self.options, &folder)?;
         let recipe = self.recipe(&folder)?;
         let (adapter, kept) = self.adapter(&folder)?;
         let longest = folder.config.longest_sequence();
@@ -128,9 +105,14 @@ impl Setup {
             fp8_nn::Error::Kernels(error) => Failure::input(about_device(&error)),
             other => Failure::input(other.to_string()),
         })?;
+        trainer.check(&device)?;
+        run.check()?;
         let tokenizer = Tokenizer::open(folder.path(), folder.config.vocab_size)?;
         let options = self.data_options(seq);
         let data = spin("reading the data", || {
+            if let Some(cache) = &options.cache {
+                interrupt::note_folder(cache);
+            }
             Ok(Dataset::open(&self.options.data, &tokenizer, &folder, &options)?)
         })?;
         let config = self.config()?;
@@ -209,14 +191,15 @@ impl Setup {
         let options = &self.options;
         let of_rank = options.batch.div_ceil(self.ranks.count());
         let micro_batch = match options.accumulate {
-            Some(accumulate) if accumulate > of_rank => {
+            // A run may go on with more processes.
+            Some(accumulate) if accumulate > of_rank && options.resume.is_none() => {
                 return Err(Failure::input(format!(
                     "--accumulate {accumulate}: each process has {of_rank} of the --batch {} sequences of a step: expected at most \
                      {of_rank}",
                     options.batch
                 )));
             }
-            Some(accumulate) => of_rank.div_ceil(accumulate),
+            Some(accumulate) => of_rank.div_ceil(accumulate.min(of_rank)),
             None => (TOKENS / seq).clamp(1, of_rank),
         };
         let groups = options.group.iter().map(|group| ParameterGroup {
@@ -229,7 +212,7 @@ impl Setup {
             recipe,
             fp8,
             compute_dtype: dtype(options.dtype),
-            params_dtype: if has_adapter { dtype(options.lora_dtype) } else { options.params },
+            params_dtype: if has_adapter { options.lora_dtype } else { options.params },
             optimizer: AdamWOptions {
                 beta1: options.beta1,
                 beta2: options.beta2,
@@ -298,14 +281,8 @@ impl Setup {
     }
 
     fn config(&self) -> Result<String, Failure> {
-        let mut values = self.options.values();
-        if matches!(self.options.recipe, Some(RecipeName::File(_))) {
-            let copy = std::path::absolute(self.out.join(RECIPE)).unwrap_or_else(|_| self.out.join(RECIPE));
-            values.iter_mut().filter(|(name, _)| *name == "recipe").for_each(|(_, value)| {
-                *value = toml::Value::String(copy.display().to_string());
-            });
-        }
-        let table: toml::Table = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let values = self.options.values().into_iter().map(|(name, value)| (name.to_owned(), value));
+        let table: toml::Table = values.collect();
         toml::to_string(&table).map_err(|error| Failure::input(format!("{CONFIG}: {error}")))
     }
 
@@ -318,9 +295,6 @@ impl Setup {
     }
 }
 
-/// The copy of the recipe's file in the folder of a run.
-pub(super) const RECIPE: &str = "recipe.toml";
-
 fn dtype(dtype: Dtype) -> DType {
     match dtype {
         Dtype::F32 => DType::F32,
@@ -329,25 +303,8 @@ fn dtype(dtype: Dtype) -> DType {
     }
 }
 
-/// Refuses a folder for a new run that has something in it.
-fn expect_new(options: &FineTune, out: &Path) -> Result<(), Failure> {
-    if options.resume.is_some() || options.dry_run {
-        return Ok(());
-    }
-    let refused = |problem: &str| Err(Failure::input(format!("--out {}: {problem}", out.display())));
-    if out.join(CONFIG).exists() {
-        return refused("a run is there already: name a new folder, or go on with --resume");
-    }
-    if out.exists() && !out.is_dir() {
-        return refused("it is a file: expected the name of a new folder");
-    }
-    if fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return refused("the folder has files: name a new one");
-    }
-    match out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        Some(parent) if !parent.is_dir() => {
-            refused("the folder around it does not exist: create that one first")
-        }
-        _ => Ok(()),
-    }
+/// Returns this process's place, as a trainer takes it.
+pub(super) fn train_ranks(ranks: &Ranks) -> Option<TrainRanks> {
+    let (group, control) = ranks.group().zip(ranks.control())?;
+    Some(TrainRanks { group: group.clone(), control: control.clone() })
 }

@@ -290,7 +290,8 @@ impl Checkpoint {
         let dir = folder.join(run.name());
         if !dir.is_dir() {
             return Err(Failure::input(format!(
-                "checkpoint {}: it has no folder {}/; --resume takes a folder that --save wrote",
+                "checkpoint {}: it has no folder {}/; --resume takes a folder that --save wrote, or a run of fp8 train MODEL with its \
+                 config.toml",
                 folder.display(),
                 run.name()
             )));

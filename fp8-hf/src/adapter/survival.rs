@@ -3,7 +3,13 @@
 use super::Adapter;
 use crate::{Error, Folder, Result};
 
-/// How much of an adapter's update reached the weights of a quantized folder: see [`Adapter::survival`].
+/// The part of an adapter's update that reached the weights of a quantized folder: see [`Adapter::survival`].
+///
+/// ```
+/// use fp8_hf::Survival;
+/// let all = Survival { kept: 1.0, noise: 0.0 }; // as in high precision
+/// assert!(all.kept > Survival { kept: 0.9, noise: 3.0 }.kept);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Survival {
     /// The share of the update that the weights carry, ⟨D, Δ⟩ / ⟨Δ, Δ⟩ over all modules: 1 if none is lost, 0 if the codes are those of

@@ -49,17 +49,21 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    /// Returns the newest checkpoint. A folder without a whole file was left by a process that was killed while it wrote.
-    pub(super) fn newest(&self) -> Result<Option<Found>> {
+    /// Returns the newest checkpoint that can be read, and the names of newer ones that cannot. A folder without a whole file was left by a
+    /// process that was killed while it wrote.
+    pub(super) fn newest(&self) -> Result<(Option<Found>, Vec<String>)> {
+        let mut damaged = Vec::new();
         for step in self.steps()?.into_iter().rev() {
             let dir = self.dir(step);
             if !checkpoint::path(&dir).is_file() {
                 continue;
             }
-            let metadata = checkpoint::metadata(&dir)?;
-            return Ok(Some(Found { step, dir, metadata }));
+            match checkpoint::metadata(&dir) {
+                Ok(metadata) => return Ok((Some(Found { step, dir, metadata }), damaged)),
+                Err(_) => damaged.push(dir.display().to_string()),
+            }
         }
-        Ok(None)
+        Ok((None, damaged))
     }
 
     /// Removes all but the `keep` newest, and that of step `best`. What cannot be removed stays.

@@ -1,9 +1,9 @@
 //! `log.jsonl`: a line for each step.
 
-use super::TrainRecord;
+use super::record::TrainRecord;
 use crate::{Error, Result};
 use fp8_kernels::AtomicFile;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -44,67 +44,6 @@ impl Log {
 
 fn step_of(line: &str) -> Option<u64> {
     line.strip_suffix('\n').and_then(|line| serde_json::from_str::<Value>(line).ok())?.get("step")?.as_u64()
-}
-
-impl TrainRecord {
-    /// Returns the line of `log.jsonl`. Numbers that are not finite are `null`.
-    ///
-    /// ```
-    /// use fp8_hf::TrainRecord;
-    /// let record = TrainRecord { step: 3, loss: 2.5, ..Default::default() };
-    /// assert_eq!((record.json()["step"].as_u64(), record.json()["loss"].as_f64()), (Some(3), Some(2.5)));
-    /// assert_eq!(TrainRecord::from_json(&record.json()), Some(record));
-    /// ```
-    #[must_use]
-    pub fn json(&self) -> Value {
-        let mut line = json!({
-            "step": self.step,
-            "epoch": self.epoch,
-            "loss": self.loss,
-            "grad_norm": f64::from(self.grad_norm),
-            "lr": f64::from(self.lr),
-            "tokens": self.tokens,
-            "learned": self.learned,
-            "seconds": self.seconds,
-            "skipped": self.skipped,
-            "memory_bytes": self.memory_bytes,
-        });
-        if let Some(loss) = self.validation_loss {
-            line["validation_loss"] = json!(loss);
-        }
-        if let Some(share) = self.saturated {
-            line["saturated"] = json!(share);
-        }
-        if let Some(name) = &self.non_finite {
-            line["non_finite"] = json!(name);
-        }
-        line
-    }
-
-    /// Reads a line of `log.jsonl`; `None` if it is none.
-    #[must_use]
-    pub fn from_json(line: &Value) -> Option<Self> {
-        let number = |key: &str| match line.get(key)? {
-            Value::Null => Some(f64::NAN),
-            value => value.as_f64(),
-        };
-        let count = |key: &str| line.get(key)?.as_u64();
-        Some(Self {
-            step: count("step")?,
-            epoch: number("epoch")?,
-            loss: number("loss")?,
-            grad_norm: number("grad_norm")? as f32,
-            lr: number("lr")? as f32,
-            tokens: count("tokens")?,
-            learned: count("learned")?,
-            seconds: number("seconds")?,
-            skipped: line.get("skipped")?.as_bool()?,
-            memory_bytes: count("memory_bytes")?,
-            validation_loss: number("validation_loss"),
-            saturated: number("saturated"),
-            non_finite: line.get("non_finite").and_then(Value::as_str).map(str::to_owned),
-        })
-    }
 }
 
 /// Reads the log of a run; lines that are none are left out.

@@ -53,7 +53,7 @@ impl Warmup {
 pub struct TrainRunOptions {
     /// The sequences of a step, over all micro-batches and ranks. Default: 8.
     pub batch: usize,
-    /// How often all sequences are seen, each time in another order. Default: 1.
+    /// The number of times that all sequences are seen, each time in another order. Default: 1.
     pub epochs: u64,
     /// The steps in all, in place of `epochs`. Default: `None`.
     pub steps: Option<u64>,
@@ -153,7 +153,32 @@ impl TrainRunOptions {
             let option = if self.steps.is_some() { "steps" } else { "epochs" };
             return refused(option, "0".into(), "expected at least 1");
         }
+        if let Warmup::Steps(steps) = self.warmup
+            && steps >= total.max(1)
+            && steps > 0
+        {
+            let remedy = format!("the run has {total} steps: expected fewer");
+            return refused("warmup", steps.to_string(), &remedy);
+        }
         Ok(Steps { total, sequences, batch })
+    }
+
+    /// Checks the options that do not depend on the data.
+    ///
+    /// ```
+    /// use fp8_hf::TrainRunOptions;
+    /// TrainRunOptions::default().check()?;
+    /// let error = TrainRunOptions { lr: -1.0, ..Default::default() }.check().unwrap_err();
+    /// assert!(error.to_string().contains("lr = -1"));
+    /// # Ok::<(), fp8_hf::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An option out of its range.
+    pub fn check(&self) -> Result<()> {
+        // With as many sequences as there can be.
+        let total = self.steps_of(u32::MAX as usize)?.total;
+        self.schedule(total).map(drop)
     }
 
     /// Returns the number of steps of a run over so many sequences.
@@ -239,6 +264,11 @@ mod tests {
                 TrainRunOptions { warmup: Warmup::Share(1.5), ..plain() },
                 1,
                 "TrainRun: warmup = 1.5: expected a share from 0 to 1, or a number of steps",
+            ),
+            (
+                TrainRunOptions { warmup: Warmup::Steps(8), steps: Some(8), ..plain() },
+                1,
+                "TrainRun: warmup = 8: the run has 8 steps: expected fewer",
             ),
             (TrainRunOptions { keep: 0, ..plain() }, 1, "TrainRun: keep = 0: expected at least 1"),
             (

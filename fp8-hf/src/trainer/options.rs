@@ -23,7 +23,7 @@ pub struct TrainerOptions {
     /// The optimizer. Patterns of its groups are of Hugging Face's names of tensors, as those of `frozen`. Default: that of
     /// [`AdamWOptions`] without weight decay.
     pub optimizer: AdamWOptions,
-    /// The largest norm of all gradients together, to which larger ones are scaled; `None`: any. Default: 1.
+    /// The largest norm of all gradients together, to which larger ones are scaled; `None`: any. Default: `Some(1)`.
     pub max_grad_norm: Option<f32>,
     /// Patterns of tensors that are not trained, by Hugging Face's names: `*` stands for any text, as in `model.layers.0.*`, and a pattern
     /// without `*` is a part between dots, such as `embed_tokens`. Tensors that the model holds as one, such as the weights of q, k and
@@ -61,7 +61,20 @@ impl Default for TrainerOptions {
 }
 
 impl TrainerOptions {
-    pub(super) fn check(&self, device: &Device) -> Result<()> {
+    /// Checks what depends on no model.
+    ///
+    /// ```
+    /// use fp8_hf::TrainerOptions;
+    /// use fp8_nn::prelude::*;
+    /// TrainerOptions { seq: 512, ..Default::default() }.check(&Device::cpu())?;
+    /// let error = TrainerOptions { seq: 512, graph: true, ..Default::default() }.check(&Device::cpu()).unwrap_err();
+    /// assert_eq!(error.to_string(), "Trainer: graph = true: a CPU does not record steps: expected a GPU");
+    /// # Ok::<(), fp8_hf::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An option out of its range, or one that the device does not have.
+    pub fn check(&self, device: &Device) -> Result<()> {
         let refused = |option, value: String, remedy: &str| {
             Err(Error::Option { part: "Trainer".to_owned(), option, value, remedy: remedy.to_owned() })
         };

@@ -1,4 +1,4 @@
-//! What a training will take, from headers alone.
+//! The memory that a training will take, from headers alone.
 
 use super::TrainerOptions;
 use super::names::Names;
@@ -124,7 +124,7 @@ struct Activations<'a> {
 }
 
 impl Activations<'_> {
-    /// What backward needs of the blocks and the head.
+    /// The bytes that backward needs of the blocks and the head.
     fn saved(&self) -> usize {
         let config = self.config;
         let size = self.options.compute_dtype.size();

@@ -214,14 +214,14 @@ fn a_checkpoint_of_other_data_or_options_is_refused() {
     };
     let mut other = ragged();
     other[0].ids[0] += 1;
-    assert!(resumed(other, &run_options()).contains("the data differ: it was saved with"));
+    assert!(resumed(other, &run_options()).contains("the data differ from those that it was trained on"));
     for (options, expected) in [
         (
             TrainRunOptions { batch: 4, ..run_options() },
-            "the order differ: it was saved with 8 sequences, 2 in a step, seed 1337",
+            "the sequences differ: it was saved with 8 sequences, 2 in a step, seed 1337",
         ),
         (TrainRunOptions { lr: 1.0, ..run_options() }, "the learning rates differ"),
-        (TrainRunOptions { epochs: 3, ..run_options() }, "the number of steps differ"),
+        (TrainRunOptions { epochs: 3, ..run_options() }, "the numbers of steps differ"),
     ] {
         let error = resumed(ragged(), &options);
         assert!(error.contains(expected), "{error}");
@@ -239,6 +239,7 @@ fn a_checkpoint_of_other_data_or_options_is_refused() {
     let run = TrainRun::resume(&out, trainer(), Box::new(ragged()), None, &run_options()).unwrap();
     assert_eq!(run.done(), 1);
     assert!(!out.join("checkpoints/step-00000009").exists());
+    drop(run);
     // A renamed one is refused.
     fs::rename(out.join("checkpoints/step-00000001"), out.join("checkpoints/step-00000002")).unwrap();
     let error = resumed(ragged(), &run_options());
@@ -336,29 +337,99 @@ fn expect_learning(what: &str, trainer: &mut Trainer, data: &[Sequence]) {
 #[test]
 fn gradients_that_are_not_finite_end_a_run_with_the_name_of_the_tensor() {
     let place = tempfile::tempdir().unwrap();
-    let folder = open(&models()[1]);
-    let mut values = folder.values("model.layers.0.mlp.down_proj.weight").unwrap();
-    values[3] = f32::NAN;
-    let shape = folder.weights.info("model.layers.0.mlp.down_proj.weight").unwrap().shape.clone();
-    let values = Tensor::from_vec(values, Shape::from_slice(&shape).unwrap(), &Device::cpu()).unwrap();
-    let broken = place.path().join("broken");
-    folder.save(&broken, &[("model.layers.0.mlp.down_proj.weight".to_owned(), values)].into()).unwrap();
-    let trainer = Trainer::new(open(&broken), None, &options(2), &Device::cpu(), None).unwrap();
-    let options = TrainRunOptions { most_non_finite: 3, checkpoint_every: 0, ..run_options() };
+    let trainer = Trainer::new(open(&models()[1]), None, &options(2), &Device::cpu(), None).unwrap();
+    // Without clipping, the first steps make the weights so large that the next gradients overflow.
+    let options =
+        TrainRunOptions { lr: 1e30, most_non_finite: 3, checkpoint_every: 1, epochs: 20, ..run_options() };
     let mut run =
         TrainRun::start(&place.path().join("run"), trainer, Box::new(ragged()), None, &options).unwrap();
-    for _ in 0..2 {
-        let record = run.step().unwrap().unwrap();
-        assert!(record.skipped && record.non_finite.is_some());
-    }
-    let error = run.step().unwrap_err().to_string();
+    let error = loop {
+        match run.step() {
+            Ok(record) => assert!(record.is_some(), "it has not diverged"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("3 steps in a row had gradients that are not finite, last of model."), "{error}");
+    // What was saved is from before.
+    let log = TrainRun::read_log(&place.path().join("run")).unwrap();
+    let bad = log.iter().find(|record| record.skipped).unwrap();
+    assert!(bad.non_finite.is_some());
+    let steps: Vec<String> = fs::read_dir(place.path().join("run/checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     assert!(
-        error.contains("step 3: 3 steps in a row had gradients that are not finite, last of model."),
+        !steps.is_empty() && steps.iter().all(|step| **step < *format!("step-{:08}", bad.step)),
+        "{steps:?}"
+    );
+    assert!(error.contains(&format!("the checkpoint of step {} is from before", bad.step - 1)), "{error}");
+}
+
+#[test]
+fn a_model_that_is_not_finite_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    for value in [f32::NAN, f32::INFINITY] {
+        let folder = open(&models()[1]);
+        let name = "model.layers.0.mlp.down_proj.weight";
+        let mut values = folder.values(name).unwrap();
+        values[3] = value;
+        let shape = Shape::from_slice(&folder.weights.info(name).unwrap().shape).unwrap();
+        let values = Tensor::from_vec(values, shape, &Device::cpu()).unwrap();
+        let broken = place.path().join(value.to_string());
+        folder.save(&broken, &[(name.to_owned(), values)].into()).unwrap();
+        for is_lora in [false, true] {
+            let folder = open(&broken);
+            let adapter = if is_lora { adapter(&folder) } else { None };
+            let error =
+                Trainer::new(folder, adapter, &options(2), &Device::cpu(), None).unwrap_err().to_string();
+            let expected = format!("a value of {name} is {value}: a model to train has finite values");
+            assert!(error.contains(&expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_has_one_run_at_a_time() {
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("run");
+    let trainer = || Trainer::new(open(&models()[1]), None, &options(2), &Device::cpu(), None).unwrap();
+    let mut run = TrainRun::start(&out, trainer(), Box::new(ragged()), None, &run_options()).unwrap();
+    run.step().unwrap();
+    run.save_checkpoint().unwrap();
+    let error =
+        TrainRun::resume(&out, trainer(), Box::new(ragged()), None, &run_options()).unwrap_err().to_string();
+    assert!(error.ends_with("another process trains there: wait for it, or stop it"), "{error}");
+    run.step().unwrap();
+    run.save_checkpoint().unwrap();
+    drop(run);
+    // The newest one is damaged: an older one is used, and that is said.
+    fs::write(out.join("checkpoints/step-00000002/checkpoint.safetensors"), "x").unwrap();
+    let run = TrainRun::resume(&out, trainer(), Box::new(ragged()), None, &run_options()).unwrap();
+    assert_eq!(run.done(), 1);
+    assert!(
+        run.resume_note()
+            .unwrap()
+            .ends_with("step-00000002 cannot be read, so that the run goes on from an older one")
+    );
+    drop(run);
+    fs::remove_dir_all(out.join("checkpoints")).unwrap();
+    let mut run = TrainRun::resume(&out, trainer(), Box::new(ragged()), None, &run_options()).unwrap();
+    assert_eq!(
+        run.resume_note(),
+        Some("there is no checkpoint that can be read, so that the run begins anew")
+    );
+    while run.step().unwrap().is_some() {}
+    // Something that is no result is not taken for one.
+    fs::create_dir(out.join("final")).unwrap();
+    fs::write(out.join("final/x"), "").unwrap();
+    let error = run.finish(None).unwrap_err().to_string();
+    assert!(
+        error.contains("it is there already and is no result") && error.ends_with(": remove it"),
         "{error}"
     );
-    // A model that is not finite is not saved.
-    let error = run.save_checkpoint().unwrap_err().to_string();
-    assert!(error.contains("mlp.fc2.weight"), "{error}");
+    fs::remove_file(out.join("final/x")).unwrap();
+    run.finish(None).unwrap();
+    assert!(Folder::open(&out.join("final")).is_ok());
 }
 
 #[test]
