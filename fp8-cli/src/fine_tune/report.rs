@@ -1,7 +1,6 @@
 //! report.html of a run.
 
 use crate::failure::Failure;
-use crate::fine_tune::live::memory_of;
 use crate::fine_tune::seen::Seen;
 use crate::page::{document, escape, grouped, section};
 use crate::table::bytes;
@@ -93,7 +92,7 @@ fn heading(records: &[TrainRecord], seen: &Seen) -> String {
     rows.push(("parameters that are trained", grouped(seen.plan.trained as u64)));
     rows.push(("parameters that are frozen", grouped(seen.plan.frozen as u64)));
     rows.push(("memory at the peak", bytes(last.memory_bytes)));
-    rows.push(("memory that was expected", memory_of(&seen.plan.memory)));
+    rows.push(("memory that was expected", bytes(seen.plan.memory.total() as u64)));
     let rows: String = rows
         .iter()
         .map(|(name, value)| format!("<tr><th>{name}</th><td>{}</td></tr>\n", escape(value)))
