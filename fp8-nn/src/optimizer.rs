@@ -37,10 +37,9 @@ use std::sync::{Arc, Weak};
 /// ```
 ///
 /// The moments m and v are f32, or bf16 or FP8 if [`AdamWOptions::moments`] says so. They are stored by parameter name; the first
-/// step allocates them. [`AdamWOptions`] lists the
-/// defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer stores f32 copies and updates those, unless
-/// `main_params` is false. Of [frozen](Parameter::set_trainable) parameters it stores neither: a step frees what it has of parameters
-/// that were frozen since. The t of the bias correction counts the optimizer's steps, for parameters that were unfrozen late, too.
+/// step allocates them. [`AdamWOptions`] lists the defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer
+/// stores f32 copies and updates those, unless `main_params` is false. Of [frozen](crate::Parameter::set_trainable) parameters it
+/// stores neither: a step frees what it has of parameters that were frozen since. The t of the bias correction counts the optimizer's steps, for parameters that were unfrozen late, too.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -63,7 +62,7 @@ use std::sync::{Arc, Weak};
 ///
 /// On a GPU all parameters are updated in one launch for each pair of a learning rate and a weight decay: two without
 /// [`groups`](AdamWOptions::groups). A step that is recorded by
-/// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
+/// [`Device::capture`](fp8_kernels::Device::capture) takes its rate from [`set_lr`](Self::set_lr) at each replay.
 ///
 /// # Gradients that are not finite
 /// An infinite or NaN gradient would make its parameter and moments NaN permanently. A step therefore changes no parameter,
