@@ -14,8 +14,8 @@ use exchange::Exchange;
 use fp8_kernels::ops::{CrossEntropyOptions, LossScale, LossScaleState};
 use fp8_kernels::{DType, Device, Graph, MemoryUse, Tensor};
 use fp8_nn::{
-    AdamW, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, frozen, num_parameters,
-    parameters, quantize_weights, zero_grad,
+    AnyOptimizer, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, Optimizer as _, frozen,
+    num_parameters, parameters, quantize_weights, zero_grad,
 };
 use fp8_recipe::{AutocastOptions, Scaling};
 use micro_batch::{MicroBatch, Tokens};
@@ -32,7 +32,7 @@ const EAGER_STEPS: u32 = 2;
 ///
 /// The loss of a step is the sum of −ln p over all learned targets of its sequences, divided by their number n, which is counted over
 /// all micro-batches and all ranks before the first gradient. How a step is cut into micro-batches and ranks therefore changes it by
-/// rounding alone. Gradients are clipped by their common norm, and [`AdamW`] updates the parameters. A step whose gradients have no
+/// rounding alone. Gradients are clipped by their common norm, and the [optimizer](TrainerOptions::optimizer) updates the parameters. A step whose gradients have no
 /// finite norm changes nothing but the counts.
 ///
 /// With an [`Adapter`], the weights of the model are frozen. Under a recipe, those of the blocks are kept in FP8 codes alone.
@@ -73,7 +73,7 @@ pub struct Trainer {
     model: Gpt,
     names: Names,
     has_adapter: bool,
-    optimizer: AdamW,
+    optimizer: AnyOptimizer,
     scaling: Scaling,
     /// Scales the loss of a training in f16.
     scaler: LossScaler,
@@ -187,7 +187,7 @@ impl Trainer {
         let mut scaling = Scaling::new(&model, device)?;
         // A pattern without slots is an error now, not in the first step.
         scaling.explain(&options.recipe)?;
-        let mut optimizer = AdamW::new(names.optimizer(&options.optimizer)?)?;
+        let mut optimizer = AnyOptimizer::new(names.optimizer(&options.optimizer)?)?;
         let is_f16 = options.compute_dtype == DType::F16;
         let scaler = LossScaler::new(LossScalerOptions { enabled: is_f16, ..Default::default() }, device)?;
         if is_f16 {

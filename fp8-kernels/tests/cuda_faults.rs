@@ -13,7 +13,10 @@ mod cuda;
 use cuda::step::{Outcome, Scaling, Step};
 use cuda::{Rig, expect_poisoned};
 use cudarc::driver::result;
-use fp8_kernels::ops::{self, AdamWStep, AdamWTensor, AmaxRule, ScaleUpdate};
+use fp8_kernels::ops::{
+    self, AdamWFactors, AdamWStep, AdamWTensor, AmaxRule, Moment, OptimizerTensor, ScaleUpdate, StepCheck,
+    UpdateRule,
+};
 use fp8_kernels::{
     Arena, ArenaOptions, CudaAllocator, CudaOptions, DType, Device, Encoding, Error, Fp8Tensor, Operand,
     Scale, ScalePolicy, ScaleRule, Slot, Tensor, UNSET,
@@ -358,15 +361,53 @@ fn optimize_shared(arena: &Arena, tensors: &mut [Tensor; 8]) -> Result<Vec<Optio
     ops::adamw_many(&mut all, &AdamWStep { step: 1, ..AdamWStep::default() })
 }
 
+/// The same step by the operation for moments in any format.
+fn optimize_in_any_format(arena: &Arena, tensors: &mut [Tensor; 8]) -> Result<Vec<Option<Fp8Tensor>>, Error> {
+    let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+    let slot = || Slot {
+        scale: Scale::Cell { cell: arena.scale(0).unwrap(), first: &rule, keep: true },
+        amax: arena.staging(0),
+        ..Slot::off(Encoding::E4M3)
+    };
+    let (first, second) = tensors.split_at_mut(4);
+    let mut all: Vec<OptimizerTensor<'_>> = [("first", first), ("second", second)]
+        .into_iter()
+        .map(|(name, tensors)| {
+            let [param, main_grad, first, second] = tensors else { unreachable!("four tensors each") };
+            OptimizerTensor {
+                name,
+                param,
+                main_grad,
+                exp_avg: Moment { values: first, scale_inv: None },
+                rule: UpdateRule::AdamW { exp_avg_sq: Moment { values: second, scale_inv: None } },
+                main_param: None,
+                slot: Some(slot()),
+                is_rounded_stochastically: false,
+                seed: 1,
+            }
+        })
+        .collect();
+    let factors = AdamWFactors::new(&AdamWStep { step: 1, ..AdamWStep::default() }, arena.device())?;
+    let codes = ops::optimizer_step(&mut [(&mut all, &factors)], StepCheck::Never)?;
+    Ok(codes.into_iter().flatten().collect())
+}
+
 #[test]
 fn an_optimizer_that_fails_behind_the_update_does_not_invite_a_second_one() {
+    fails_without_a_second_update(optimize_shared);
+    fails_without_a_second_update(optimize_in_any_format);
+}
+
+fn fails_without_a_second_update(
+    optimize: fn(&Arena, &mut [Tensor; 8]) -> Result<Vec<Option<Fp8Tensor>>, Error>,
+) {
     let rig = Rig::new();
     let device = rig.open();
     let read = |tensors: &[Tensor; 8]| tensors.each_ref().map(|tensor| tensor.to_f32_vec().unwrap());
     let (arena, mut tensors) = shared_cell(&device);
     let before = read(&tensors);
     let calls = rig.control.calls();
-    let codes = optimize_shared(&arena, &mut tensors).unwrap();
+    let codes = optimize(&arena, &mut tensors).unwrap();
     let calls = rig.calls_since(&calls);
     assert_eq!(codes.iter().flatten().count(), 2);
     let updated = read(&tensors);
@@ -380,7 +421,7 @@ fn an_optimizer_that_fails_behind_the_update_does_not_invite_a_second_one() {
             let (arena, mut tensors) = shared_cell(&device);
             // Kernels are loaded by the step before.
             rig.control.fail(&function, count, code(&function)).unwrap();
-            let result = optimize_shared(&arena, &mut tensors);
+            let result = optimize(&arena, &mut tensors);
             rig.control.set("clear_fail", "").unwrap();
             match (&result, device.synchronize()) {
                 (Ok(_), _) => assert_eq!(read(&tensors), updated, "call {count} of {function}"),

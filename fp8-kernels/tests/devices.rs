@@ -6,8 +6,8 @@ mod cuda;
 
 use cuda::Rig;
 use fp8_kernels::ops::{
-    self, Accumulation, Activation, AdamWCompactTensor, AdamWFactors, AdamWStep, AdamWTensor, Layout, Moment,
-    Norm, StepCheck,
+    self, Accumulation, Activation, AdamWFactors, AdamWStep, AdamWTensor, Layout, Moment, Norm,
+    OptimizerTensor, StepCheck, UpdateRule,
 };
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, Counters, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand,
@@ -240,24 +240,24 @@ calls! {
             ops::adamw_groups(&mut [(&mut [first, second], &factors)], None)
         })?
     };
-    adamw_compact_groups(param, grad, m, v, m_scale, v_scale, main, factors): {
+    optimizer_step(param, grad, m, v, m_scale, v_scale, main, factors): {
         let codes = |device| Tensor::zeros([4], DType::U8, device);
         let (mut param, grad, mut main) = (floats([4], param)?, floats([4], grad)?, floats([4], main)?);
         let (mut m, mut v) = (codes(m)?, codes(v)?);
         let (mut m_scale, mut v_scale) = (floats([1, 1], m_scale)?, floats([1, 1], v_scale)?);
         let factors = AdamWFactors::new(&AdamWStep::default(), factors)?;
-        let tensor = AdamWCompactTensor {
+        let tensor = OptimizerTensor {
             name: "w",
             param: &mut param,
             main_grad: &grad,
             exp_avg: Moment { values: &mut m, scale_inv: Some(&mut m_scale) },
-            exp_avg_sq: Moment { values: &mut v, scale_inv: Some(&mut v_scale) },
+            rule: UpdateRule::AdamW { exp_avg_sq: Moment { values: &mut v, scale_inv: Some(&mut v_scale) } },
             main_param: Some(&mut main),
             slot: None,
             is_rounded_stochastically: false,
             seed: 1,
         };
-        ops::adamw_compact_groups(&mut [(&mut [tensor], &factors)], StepCheck::Never)?
+        ops::optimizer_step(&mut [(&mut [tensor], &factors)], StepCheck::Never)?
     };
 }
 

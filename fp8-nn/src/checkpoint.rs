@@ -35,7 +35,7 @@ mod values;
 
 use crate::optimizer::Counts;
 use crate::parameter::LoadedState;
-use crate::{AdamW, Error, Layer, Parameter, Result, parameters, parameters_mut};
+use crate::{AdamW, Error, Layer, Optimizer, Parameter, Result, parameters, parameters_mut};
 use file::{Reader, Writer};
 pub use finite::expect_finite;
 use fp8_dist::StateDigest;
@@ -132,7 +132,7 @@ pub fn path(dir: &Path) -> PathBuf {
 pub fn save(
     dir: &Path,
     model: &(impl Layer + ?Sized),
-    optimizer: &AdamW,
+    optimizer: &(impl Optimizer + ?Sized),
     scaling: &Scaling,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
@@ -166,11 +166,12 @@ pub fn save(
 pub fn save_with_options(
     dir: &Path,
     model: &(impl Layer + ?Sized),
-    optimizer: &AdamW,
+    optimizer: &(impl Optimizer + ?Sized),
     scaling: &Scaling,
     metadata: &BTreeMap<String, String>,
     options: &SaveOptions,
 ) -> Result<()> {
+    let optimizer = optimizer.state();
     let (mut writer, mut names, counts) = (Writer::default(), BTreeSet::new(), optimizer.counts()?);
     let steps = counts.steps;
     let problem = |problem: String| Error::Checkpoint { path: path(dir), problem };
@@ -206,6 +207,7 @@ pub fn save_with_options(
     scaling_state::write(&scaling.state()?, model, &mut writer)?;
     writer.metadata(VERSION_KEY, VERSION);
     writer.metadata(STEP_KEY, &steps.to_string());
+    moments::write_rule(&mut writer, optimizer.rule());
     writer.metadata(SKIPPED_KEY, &counts.skipped.to_string());
     if steps > 0 && !without.is_empty() {
         writer.metadata(moments::WITHOUT_KEY, &serde_json::Value::from(without).to_string());
@@ -250,11 +252,12 @@ pub fn metadata(dir: &Path) -> Result<BTreeMap<String, String>> {
 pub fn load(
     dir: &Path,
     model: &mut (impl Layer + ?Sized),
-    optimizer: &mut AdamW,
+    optimizer: &mut (impl Optimizer + ?Sized),
     scaling: &mut Scaling,
 ) -> Result<Loaded> {
-    let path = path(dir);
+    let (path, optimizer) = (path(dir), optimizer.state_mut());
     let reader = open(&path)?;
+    moments::expect_rule(&reader, optimizer.rule())?;
     expect_parameters(&reader, model)?;
     let (mut counts, loss_scale) = (counts(&reader)?, loss_scale::read(&reader)?);
     let steps = counts.steps;

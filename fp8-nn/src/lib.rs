@@ -7,9 +7,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod any_optimizer;
 mod arguments;
 mod block;
 pub mod checkpoint;
+mod chosen_optimizer;
 mod clip;
 mod data_parallel;
 mod delayed_wgrad;
@@ -22,6 +24,7 @@ pub mod guide;
 mod init;
 mod kv_cache;
 mod layers;
+mod lion;
 mod lora;
 mod loss_scaler;
 mod module;
@@ -35,9 +38,12 @@ mod recompute;
 mod schedule;
 mod scopes;
 mod sequence_info;
+mod sgd;
 mod stack;
 
+pub use any_optimizer::Optimizer;
 pub use block::{Block, CachedLayer, DynBlock};
+pub use chosen_optimizer::{AnyOptimizer, AnyOptimizerOptions};
 pub use clip::clip_grad_norm;
 pub use data_parallel::{
     Gradients, GradientsOptions, agree, all_reduce_gradients, broadcast_parameter, broadcast_parameters,
@@ -50,6 +56,7 @@ pub use generate::{GenerateOptions, Generation};
 pub use gpt::{Gpt, GptLossSaved, GptOptions, GptSaved};
 pub use kv_cache::KvCache;
 pub use layers::*;
+pub use lion::{Lion, LionOptions};
 pub use lora::{Lora, LoraOptions, Loras};
 pub use loss_scaler::{LossScaler, LossScalerOptions};
 pub use module::{Layer, Module, num_parameters, parameters, parameters_mut, zero_grad};
@@ -61,6 +68,7 @@ pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::Schedule;
 pub use scopes::Scopes;
 pub use sequence_info::SequenceInfo;
+pub use sgd::{Sgd, SgdOptions};
 pub use stack::{AnySaved, DynModule, Stack};
 
 pub use fp8_dist;

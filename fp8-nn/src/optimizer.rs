@@ -5,6 +5,7 @@ mod groups;
 mod moments;
 mod options;
 mod progress;
+mod rule;
 mod state;
 mod states;
 mod update;
@@ -19,6 +20,7 @@ use fp8_kernels::{Replayed as _, Tensor};
 pub use moments::MomentDtype;
 pub use options::{AdamWOptions, ParameterGroup};
 use progress::{Ended, Progress};
+pub(crate) use rule::Rule;
 pub(crate) use state::AdamWState;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,10 +37,9 @@ use std::sync::{Arc, Weak};
 /// ```
 ///
 /// The moments m and v are f32, or bf16 or FP8 if [`AdamWOptions::moments`] says so. They are stored by parameter name; the first
-/// step allocates them. [`AdamWOptions`] lists the
-/// defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer stores f32 copies and updates those, unless
-/// `main_params` is false. Of [frozen](Parameter::set_trainable) parameters it stores neither: a step frees what it has of parameters
-/// that were frozen since. The t of the bias correction counts the optimizer's steps, for parameters that were unfrozen late, too.
+/// step allocates them. [`AdamWOptions`] lists the defaults, which differ from PyTorch's. For bf16 and f16 parameters the optimizer
+/// stores f32 copies and updates those, unless `main_params` is false. Of [frozen](crate::Parameter::set_trainable) parameters it
+/// stores neither: a step frees what it has of parameters that were frozen since. The t of the bias correction counts the optimizer's steps, for parameters that were unfrozen late, too.
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -61,7 +62,7 @@ use std::sync::{Arc, Weak};
 ///
 /// On a GPU all parameters are updated in one launch for each pair of a learning rate and a weight decay: two without
 /// [`groups`](AdamWOptions::groups). A step that is recorded by
-/// [`Device::capture`] takes its rate from [`set_lr`](Self::set_lr) at each replay.
+/// [`Device::capture`](fp8_kernels::Device::capture) takes its rate from [`set_lr`](Self::set_lr) at each replay.
 ///
 /// # Gradients that are not finite
 /// An infinite or NaN gradient would make its parameter and moments NaN permanently. A step therefore changes no parameter,
@@ -92,12 +93,17 @@ impl AdamW {
     /// A `beta1` or `beta2` that is negative or not less than 1; an `eps`, `weight_decay` or `lr_factor` that is negative or not
     /// finite; a group with an empty pattern; `stochastic_rounding` of parameters that have f32 copies.
     pub fn new(options: AdamWOptions) -> Result<Self> {
+        Self::with_rule(Rule::AdamW, options)
+    }
+
+    /// Creates an optimizer that updates parameters by another rule with the numbers of these options.
+    pub(crate) fn with_rule(rule: Rule, options: AdamWOptions) -> Result<Self> {
         let AdamWOptions { beta1, beta2, eps, weight_decay, ref groups, .. } = options;
         let error = |option, value: f32, remedy: &str| {
-            let (layer, remedy) = ("AdamW".to_owned(), remedy.to_owned());
+            let (layer, remedy) = (rule.name().to_owned(), remedy.to_owned());
             Err(Error::Option { part: layer, option, value: value.to_string(), remedy })
         };
-        for (option, value) in [("beta1", beta1), ("beta2", beta2)] {
+        for (option, value) in [(rule.decay_option(), beta1), ("beta2", beta2)] {
             if !(0.0..1.0).contains(&value) {
                 return error(option, value, "expected 0 or more and less than 1");
             }
@@ -112,19 +118,19 @@ impl AdamW {
             }
         }
         if groups.iter().any(|group| group.pattern.is_empty()) {
-            return Err(groups::refused("\"\"", "expected a pattern such as \"*.bias\" or \"head\""));
+            return Err(groups::refused(rule, "\"\"", "expected a pattern such as \"*.bias\" or \"head\""));
         }
         if options.stochastic_rounding && options.main_params {
             let remedy =
                 "bf16 parameters have f32 copies, which are rounded to nearest: set main_params to false";
             return Err(Error::Option {
-                part: "AdamW".to_owned(),
+                part: rule.name().to_owned(),
                 option: "stochastic_rounding",
                 value: "true".to_owned(),
                 remedy: remedy.to_owned(),
             });
         }
-        let progress = Arc::new(Progress::new(options));
+        let progress = Arc::new(Progress::new(rule, options));
         let (state, frozen) = Default::default();
         Ok(Self { progress, state, frozen, scaler: None, loaded_scale: None })
     }
@@ -223,7 +229,7 @@ impl AdamW {
             let Some(state) = self.state.get(parameter.name()) else { continue };
             state.expect_shape_of(parameter)?;
             let remedy = "reload parameters before the step is recorded";
-            parameter.device().expect_eager("AdamW", remedy)?;
+            parameter.device().expect_eager(self.rule().name(), remedy)?;
         }
         parameters.into_iter().try_for_each(|parameter| match self.state.get_mut(parameter.name()) {
             Some(state) => state.reload(parameter),
@@ -287,7 +293,7 @@ impl AdamW {
         lr: f32,
         norm: Option<&Tensor>,
     ) -> Result<()> {
-        self.progress.groups.expect_matches(&self.progress.options, model)?;
+        self.progress.groups.expect_matches(self.rule(), &self.progress.options, model)?;
         let all = trainable(model);
         self.check(model)?;
         self.progress.check_lr(lr)?;
@@ -355,6 +361,10 @@ impl AdamW {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn rule(&self) -> Rule {
+        self.progress.rule
     }
 
     pub(crate) fn options(&self) -> &AdamWOptions {

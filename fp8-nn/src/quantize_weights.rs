@@ -101,7 +101,12 @@ impl AdamW {
                 // The copy of a 16-bit parameter is finer than its value.
                 Some(state) => state.main_param = state.main_param.take().or(Some(values)),
                 None => {
-                    let state = AdamWState::with_main_param(weight, self.options().moments, Some(values))?;
+                    let state = AdamWState::with_main_param(
+                        weight,
+                        self.rule(),
+                        self.options().moments,
+                        Some(values),
+                    )?;
                     self.state.insert(weight.name().clone(), state);
                 }
             }

@@ -199,6 +199,17 @@ fn where_frozen(hidden: usize, enabled: bool) -> [usize; 2] {
     })
 }
 
+/// The bytes of the optimizer's state for a model in bf16, a parameter, after a step with these options.
+fn optimizer_state(hidden: usize, adamw: AdamWOptions) -> f64 {
+    let device = Device::cpu();
+    let mut model = Gpt::new("gpt", &options(hidden), &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
+    let before = device.memory_report().now;
+    let mut optimizer = AdamW::new(adamw).unwrap();
+    optimizer.step(&mut model, 1e-3).unwrap();
+    let bytes = device.memory_report().now.optimizer - before.optimizer;
+    bytes as f64 / num_parameters(&model) as f64
+}
+
 /// The bytes of the tables of rotary positions in a model of so many layers.
 fn positions(layers: usize) -> usize {
     let device = Device::cpu();
@@ -225,6 +236,14 @@ fn positions(layers: usize) -> usize {
 fn fp8_and_recomputation_need_less_memory() {
     // Cosines and sines of a head of 8, in f32, once for the whole model.
     assert_eq!([positions(1), positions(8)], [4096 * 4 * 2 * 4; 2]);
+    let moments = |moments| {
+        let options = AdamWOptions { moments, main_params: false, ..Default::default() };
+        optimizer_state(128, options)
+    };
+    let [f32, bf16, fp8] = [MomentDtype::F32, MomentDtype::BF16, MomentDtype::Fp8].map(moments);
+    println!("moments in f32, bf16 and FP8: {f32}, {bf16} and {fp8:.3} bytes a parameter");
+    assert_eq!([f32, bf16], [8.0, 4.0]);
+    assert!((2.0625..=0.27 * 8.0).contains(&fp8), "{fp8}");
     let hidden = std::env::var("FP8_TEST_HIDDEN").map_or(128, |text| text.parse().unwrap());
     let high = measure(hidden, false, RecomputeLevel::None);
     let levels = [

@@ -107,13 +107,17 @@ pub(crate) struct FineTune {
     #[arg(long, value_name = "N", default_value = "1337", value_parser = seed)]
     pub(crate) seed: u64,
 
-    /// β1 of AdamW
+    /// adamw, lion (by the sign of a momentum; needs a rate of a third to a tenth), or sgd (with a momentum of --beta1)
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = optimizer)]
+    pub(crate) optimizer: OptimizerName,
+
+    /// β1 of AdamW and Lion, and the momentum of SGD
     #[arg(long, value_name = "B", default_value = "0.9", value_parser = decay)]
     pub(crate) beta1: f32,
 
-    /// β2 of AdamW
-    #[arg(long, value_name = "B", default_value = "0.95", value_parser = decay)]
-    pub(crate) beta2: f32,
+    /// β2 of AdamW and Lion [default: 0.95; Lion 0.99]
+    #[arg(long, value_name = "B", value_parser = decay)]
+    pub(crate) beta2: Option<f32>,
 
     /// ε of AdamW
     #[arg(long, value_name = "E", default_value = "1e-8", value_parser = not_negative)]
@@ -123,7 +127,7 @@ pub(crate) struct FineTune {
     #[arg(long, value_name = "W", default_value = "0", value_parser = not_negative)]
     pub(crate) weight_decay: f32,
 
-    /// Format of AdamW's moments: f32, bf16 or fp8, of 8, 4 or 2 bytes a parameter
+    /// Format of the optimizer's moments: f32, bf16 or fp8, for AdamW of 8, 4 or 2 bytes a parameter
     #[arg(long, value_name = "f32|bf16|fp8", default_value = "f32", value_parser = moments)]
     pub(crate) moments: MomentDtype,
 
@@ -276,6 +280,14 @@ pub(crate) enum ValidationName {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct WarmupName(pub(crate) Warmup);
 
+/// `--optimizer`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OptimizerName {
+    AdamW,
+    Lion,
+    Sgd,
+}
+
 /// `--export`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ExportName(pub(crate) Option<Scheme>);
@@ -353,6 +365,13 @@ pub(super) const TOO_LONG: [(&str, TooLong); 3] =
 pub(super) const MOMENTS: [(&str, MomentDtype); 3] =
     [("f32", MomentDtype::F32), ("bf16", MomentDtype::BF16), ("fp8", MomentDtype::Fp8)];
 pub(super) const PARAMS: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
+
+pub(super) const OPTIMIZERS: [(&str, OptimizerName); 3] =
+    [("adamw", OptimizerName::AdamW), ("lion", OptimizerName::Lion), ("sgd", OptimizerName::Sgd)];
+
+fn optimizer(text: &str) -> Result<OptimizerName, String> {
+    one_of(text, &OPTIMIZERS)
+}
 
 fn moments(text: &str) -> Result<MomentDtype, String> {
     one_of(text, &MOMENTS)

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, about_device};
 use crate::fine_tune::check;
 use crate::fine_tune::line::CONFIG;
-use crate::fine_tune::options::{FineTune, ValidationName};
+use crate::fine_tune::options::{FineTune, Group, OptimizerName, ValidationName};
 use crate::interrupt;
 use crate::model::open_adapter;
 use crate::progress::spin;
@@ -14,6 +14,7 @@ use fp8_hf::{
     Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainPlan, TrainRanks,
     TrainRunOptions, TrainerOptions,
 };
+use fp8_nn::AnyOptimizerOptions;
 use fp8_nn::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -202,27 +203,13 @@ impl Setup {
             Some(accumulate) => of_rank.div_ceil(accumulate.min(of_rank)),
             None => (TOKENS / seq).clamp(1, of_rank),
         };
-        let groups = options.group.iter().map(|group| ParameterGroup {
-            pattern: group.pattern.clone(),
-            lr_factor: group.lr,
-            weight_decay: group.decay,
-        });
         let has_adapter = options.lora.is_some() || options.adapter.is_some();
         Ok(TrainerOptions {
             recipe,
             fp8,
             compute_dtype: dtype(options.dtype),
             params_dtype: if has_adapter { options.lora_dtype } else { options.params },
-            optimizer: AdamWOptions {
-                beta1: options.beta1,
-                beta2: options.beta2,
-                eps: options.eps,
-                weight_decay: options.weight_decay,
-                groups: groups.collect(),
-                moments: options.moments,
-                main_params: !options.stochastic_rounding,
-                stochastic_rounding: options.stochastic_rounding,
-            },
+            optimizer: optimizer(options),
             max_grad_norm: (options.clip > 0.0).then_some(options.clip),
             frozen: options.freeze.clone(),
             fp8_weights: options.fp8_weights,
@@ -307,4 +294,46 @@ fn dtype(dtype: Dtype) -> DType {
 pub(super) fn train_ranks(ranks: &Ranks) -> Option<TrainRanks> {
     let (group, control) = ranks.group().zip(ranks.control())?;
     Some(TrainRanks { group: group.clone(), control: control.clone() })
+}
+
+/// Returns the optimizer with its options.
+fn optimizer(options: &FineTune) -> AnyOptimizerOptions {
+    let group = |group: &Group| ParameterGroup {
+        pattern: group.pattern.clone(),
+        lr_factor: group.lr,
+        weight_decay: group.decay,
+    };
+    let groups: Vec<ParameterGroup> = options.group.iter().map(group).collect();
+    let FineTune { beta1, beta2, eps, weight_decay, moments, stochastic_rounding, .. } = *options;
+    let main_params = !stochastic_rounding;
+    match options.optimizer {
+        OptimizerName::AdamW => AnyOptimizerOptions::AdamW(AdamWOptions {
+            beta1,
+            beta2: beta2.unwrap_or(0.95),
+            eps,
+            weight_decay,
+            main_params,
+            groups,
+            moments,
+            stochastic_rounding,
+        }),
+        OptimizerName::Lion => AnyOptimizerOptions::Lion(LionOptions {
+            beta1,
+            beta2: beta2.unwrap_or(0.99),
+            weight_decay,
+            main_params,
+            groups,
+            moments,
+            stochastic_rounding,
+        }),
+        OptimizerName::Sgd => AnyOptimizerOptions::Sgd(SgdOptions {
+            momentum: beta1,
+            weight_decay,
+            main_params,
+            groups,
+            moments,
+            stochastic_rounding,
+            ..Default::default()
+        }),
+    }
 }

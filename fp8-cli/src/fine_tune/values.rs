@@ -2,7 +2,7 @@
 
 use crate::fine_tune::line::RECIPE;
 use crate::fine_tune::options::{
-    FineTune, LOSSES, MOMENTS, PACKS, PARAMS, TOO_LONG, ValidationName, name_of,
+    FineTune, LOSSES, MOMENTS, OPTIMIZERS, PACKS, PARAMS, TOO_LONG, ValidationName, name_of,
 };
 use crate::train::options::RecipeName;
 use fp8_hf::Warmup;
@@ -94,8 +94,9 @@ impl FineTune {
 
     fn of_optimizer(&self) -> Vec<(&'static str, Option<toml::Value>)> {
         vec![
+            ("optimizer", Some(word(name_of(&self.optimizer, &OPTIMIZERS)))),
             ("beta1", Some(decimal(self.beta1))),
-            ("beta2", Some(decimal(self.beta2))),
+            ("beta2", self.beta2.map(decimal)),
             ("eps", Some(decimal(self.eps))),
             ("weight-decay", Some(decimal(self.weight_decay))),
             ("moments", Some(word(name_of(&self.moments, &MOMENTS)))),

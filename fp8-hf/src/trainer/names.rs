@@ -4,7 +4,7 @@ use super::TrainerOptions;
 use crate::config::Config;
 use crate::parameter_source::ParameterSource;
 use crate::{Error, Result};
-use fp8_nn::{AdamWOptions, Gpt, ParameterGroup, matches_name, parameters_mut};
+use fp8_nn::{AnyOptimizerOptions, Gpt, ParameterGroup, matches_name, parameters_mut};
 use std::collections::BTreeMap;
 
 /// The names of a parameter in files.
@@ -97,9 +97,9 @@ impl Names {
     }
 
     /// Returns the options with patterns of the model's own names.
-    pub(super) fn optimizer(&self, options: &AdamWOptions) -> Result<AdamWOptions> {
+    pub(super) fn optimizer(&self, options: &AnyOptimizerOptions) -> Result<AnyOptimizerOptions> {
         let mut groups: Vec<ParameterGroup> = Vec::new();
-        for group in &options.groups {
+        for group in options.groups() {
             for pattern in self.matching("groups", &group.pattern)? {
                 // The first group that fits has the parameter.
                 if !groups.iter().any(|other| other.pattern == pattern) {
@@ -107,6 +107,6 @@ impl Names {
                 }
             }
         }
-        Ok(AdamWOptions { groups, ..options.clone() })
+        Ok(options.clone().with_groups(groups))
     }
 }

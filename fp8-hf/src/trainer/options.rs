@@ -3,7 +3,7 @@
 use crate::{Error, Fp8Weights, Result};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::{DType, Device};
-use fp8_nn::{AdamWOptions, RecomputeLevel};
+use fp8_nn::{AdamWOptions, AnyOptimizerOptions, RecomputeLevel};
 use fp8_recipe::Recipe;
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ pub struct TrainerOptions {
     /// The dtype of the parameters that are trained; adapters, if there are some. Default: f32.
     pub params_dtype: DType,
     /// The optimizer. Patterns of its groups are of Hugging Face's names of tensors, as those of `frozen`. Default: that of
-    /// [`AdamWOptions`] without weight decay.
-    pub optimizer: AdamWOptions,
+    /// [`AdamW`](fp8_nn::AdamW) without weight decay.
+    pub optimizer: AnyOptimizerOptions,
     /// The largest norm of all gradients together, to which larger ones are scaled; `None`: any. Default: `Some(1)`.
     pub max_grad_norm: Option<f32>,
     /// Patterns of tensors that are not trained, by Hugging Face's names: `*` stands for any text, as in `model.layers.0.*`, and a pattern
@@ -48,7 +48,7 @@ impl Default for TrainerOptions {
             fp8: Fp8Weights::Dequantize,
             compute_dtype: DType::F32,
             params_dtype: DType::F32,
-            optimizer: AdamWOptions { weight_decay: 0.0, ..Default::default() },
+            optimizer: AnyOptimizerOptions::AdamW(AdamWOptions { weight_decay: 0.0, ..Default::default() }),
             max_grad_norm: Some(1.0),
             frozen: Vec::new(),
             fp8_weights: false,

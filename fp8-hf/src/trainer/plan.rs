@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::family::TensorSpec;
 use crate::{Adapter, Error, Folder, Fp8Weights, LoadOptions, Result};
 use fp8_kernels::{DType, MemoryUse};
-use fp8_nn::{MomentDtype, RecomputeLevel, matches_name};
+use fp8_nn::{RecomputeLevel, matches_name};
 
 /// The parameters and the memory of a training, before it begins.
 ///
@@ -89,19 +89,15 @@ impl TrainPlan {
         let quantized: usize = trained.iter().filter(stored).map(|spec| values(spec)).sum();
         let mut parameters = of_frozen + adapted * size;
         // An optimizer has f32 values of parameters of 16 bits or less.
-        let mut copies = if size < 4 && options.optimizer.main_params { 4 * trained_values } else { 0 };
+        let mut copies = if size < 4 && options.optimizer.has_main_params() { 4 * trained_values } else { 0 };
         parameters += if options.fp8_weights && adapter.is_none() {
             copies += if size < 4 { 0 } else { 4 * quantized };
             count(&trained) * size - quantized * size + 2 * quantized
         } else {
             count(&trained) * size + quantized
         };
-        // Scales of FP8 moments are 1 in 64 of their codes.
-        let moments = match options.optimizer.moments {
-            MomentDtype::Fp8 => 2,
-            MomentDtype::BF16 => 4,
-            _ => 8,
-        };
+        // Scales of FP8 moments are 1 in 32 of their codes.
+        let moments = options.optimizer.moment_bytes();
         let tokens = options.seq * options.micro_batch;
         let activations = Activations { config, options, is_fp8, has_adapter: adapter.is_some() };
         let memory = MemoryUse {

@@ -7,7 +7,7 @@ use fp8_hf::{
 };
 use fp8_nn::fp8_dist::local;
 use fp8_nn::prelude::*;
-use fp8_nn::{ParameterGroup, RecomputeLevel};
+use fp8_nn::{AnyOptimizerOptions, ParameterGroup, RecomputeLevel};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -442,7 +442,7 @@ fn patterns_are_of_the_names_in_the_files() {
     };
     let with = |frozen: &[&str], groups: Vec<ParameterGroup>| TrainerOptions {
         frozen: frozen.iter().map(|pattern| (*pattern).to_owned()).collect(),
-        optimizer: AdamWOptions { groups, ..Default::default() },
+        optimizer: AnyOptimizerOptions::AdamW(AdamWOptions { groups, ..Default::default() }),
         ..options(8)
     };
     let new =

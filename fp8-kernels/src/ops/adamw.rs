@@ -67,11 +67,6 @@ impl AdamWFactors {
         self.buffer.as_ref().map(cuda::Buffer::ptr).ok_or_else(elsewhere)
     }
 
-    /// Returns the address of the step's number.
-    pub(crate) fn cuda_number(&self, op: &'static str) -> Result<u64> {
-        Ok(self.cuda(op)? + std::mem::offset_of!(StepFactors, number) as u64)
-    }
-
     /// Locks the numbers. They are plain data, so a poisoned lock is still valid.
     fn lock(&self) -> std::sync::MutexGuard<'_, AdamWStep> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)

@@ -59,13 +59,17 @@ pub(crate) struct StepFactors {
     pub(crate) factors: Factors,
     pub(crate) lr: f32,
     pub(crate) beta1: f32,
+    pub(crate) weight_decay: f32,
+    /// So that the number has its alignment.
+    pub(crate) unused: f32,
     /// The number of the step, for random numbers.
     pub(crate) number: u64,
 }
 
 impl StepFactors {
     pub(crate) fn new(step: &AdamWStep) -> Self {
-        Self { factors: Factors::new(step), lr: step.lr, beta1: step.beta1, number: step.step }
+        let AdamWStep { lr, beta1, weight_decay, step: number, .. } = *step;
+        Self { factors: Factors::new(step), lr, beta1, weight_decay, unused: 0.0, number }
     }
 }
 

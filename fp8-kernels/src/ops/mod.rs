@@ -34,7 +34,7 @@
 //! | attention | [`attention`](attention()), [`attention_backward`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | generation | [`kv_cache_append`], [`sample`](sample()) |
-//! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`adamw_compact_groups`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
+//! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`optimizer_step`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
 //! | element by element | [`add`], [`mul`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
 //! | shapes and sums | [`split`](split()), [`concat`](concat()), [`rows`](rows()), [`transpose`](transpose()), [`permute`](permute()), [`sum`], [`mean`], [`max`], [`column_sums`] |
@@ -43,7 +43,6 @@
 mod accumulate;
 mod activation;
 mod adamw;
-mod adamw_compact;
 mod adamw_step;
 mod amax;
 mod attention;
@@ -62,6 +61,7 @@ mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
+mod optimizer;
 mod permute;
 mod quantize;
 mod reduce;
@@ -81,10 +81,6 @@ pub use activation::{
 };
 pub use adamw::{
     AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,
-};
-pub use adamw_compact::{
-    AdamWCompactGroup, AdamWCompactTensor, MOMENT_BLOCK, Moment, StepCheck, adamw_compact_groups,
-    moment_scales,
 };
 pub use adamw_step::AdamWStep;
 pub(crate) use adamw_step::Factors;
@@ -115,6 +111,10 @@ pub use loss_scale::{
     check_amaxes, check_finite, undo_loss_scale, update_loss_scale,
 };
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
+pub use optimizer::{
+    MOMENT_BLOCK, Moment, OptimizerGroup, OptimizerTensor, StepCheck, UpdateRule, moment_scales,
+    optimizer_step,
+};
 pub(crate) use permute::Order;
 pub use permute::permute;
 pub use quantize::{quantize, quantize_dbias, quantize_many};

@@ -13,8 +13,6 @@ mod activation;
 mod activation_blocks;
 mod adamw;
 mod adamw_codes;
-mod adamw_compact;
-mod adamw_compact_steps;
 mod adamw_skips;
 mod amax;
 mod attention;
@@ -43,6 +41,9 @@ mod loss_scale;
 mod norm;
 mod norm_blocks;
 mod norm_specials;
+mod optimizer;
+mod optimizer_rules;
+mod optimizer_steps;
 mod permute;
 mod quantize;
 mod quantize_blocks;
@@ -68,8 +69,6 @@ pub(crate) const ALL: &[&[Case]] = &[
     activation_blocks::CASES,
     adamw::CASES,
     adamw_codes::CASES,
-    adamw_compact::CASES,
-    adamw_compact_steps::CASES,
     adamw_skips::CASES,
     amax::CASES,
     attention::CASES,
@@ -97,6 +96,9 @@ pub(crate) const ALL: &[&[Case]] = &[
     norm::CASES,
     norm_blocks::CASES,
     norm_specials::CASES,
+    optimizer::CASES,
+    optimizer_rules::CASES,
+    optimizer_steps::CASES,
     permute::CASES,
     quantize::CASES,
     quantize_blocks::CASES,

@@ -2,7 +2,6 @@
 
 pub(crate) mod activation;
 pub(crate) mod adamw;
-pub(crate) mod adamw_compact;
 pub(crate) mod attention;
 pub(crate) mod attention_fp8;
 pub(crate) mod cross_entropy;
@@ -10,6 +9,7 @@ pub(crate) mod differences;
 pub(crate) mod fp8;
 pub(crate) mod gemm;
 pub(crate) mod norm;
+pub(crate) mod optimizer;
 pub(crate) mod philox;
 pub(crate) mod scales;
 pub(crate) mod softmax;

@@ -287,23 +287,23 @@ calls! {
         let step = ops::AdamWStep { step: a as u64, ..Default::default() };
         ops::adamw(&mut param, &grad, &mut m, &mut v, None, &step, "w")?;
     };
-    adamw_compact/2: |device, [a, b]| {
+    optimizer/2: |device, [a, b]| {
         let (mut param, grad) = (floats([a, b], device)?, floats([a, b], device)?);
         let (mut m, mut v) = (Tensor::zeros([a, b], DType::U8, device)?, floats([a, b], device)?);
         let mut scales = Tensor::zeros(ops::moment_scales(param.shape()), DType::F32, device)?;
         let factors = ops::AdamWFactors::new(&ops::AdamWStep::default(), device)?;
-        let tensor = ops::AdamWCompactTensor {
+        let tensor = ops::OptimizerTensor {
             name: "w",
             param: &mut param,
             main_grad: &grad,
             exp_avg: ops::Moment { values: &mut m, scale_inv: Some(&mut scales) },
-            exp_avg_sq: ops::Moment { values: &mut v, scale_inv: None },
+            rule: ops::UpdateRule::AdamW { exp_avg_sq: ops::Moment { values: &mut v, scale_inv: None } },
             main_param: None,
             slot: None,
             is_rounded_stochastically: false,
             seed: a as u64,
         };
-        ops::adamw_compact_groups(&mut [(&mut [tensor], &factors)], ops::StepCheck::Never)?;
+        ops::optimizer_step(&mut [(&mut [tensor], &factors)], ops::StepCheck::Never)?;
     };
     arena/2: |device, [a, b]| {
         if a == 1 && b == 1 << 32 {

@@ -1,6 +1,6 @@
 //! Refuses to save a model that has diverged.
 
-use crate::{AdamW, Error, Layer, Parameter, Result, parameters};
+use crate::{AdamW, Error, Layer, Optimizer, Parameter, Result, parameters};
 use fp8_kernels::{DType, Tensor, ops};
 
 /// Returns an error that names the first infinite or NaN element, if a parameter, moment or f32 copy has one.
@@ -25,7 +25,8 @@ use fp8_kernels::{DType, Tensor, ops};
 ///
 /// # Errors
 /// [`Error::NotFinite`]; the device failed.
-pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result<()> {
+pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
+    let optimizer = optimizer.state();
     let value = |parameter: &Parameter| -> Result<Tensor> {
         match parameter.fp8() {
             Some(codes) => Ok(codes.dequantize(DType::F32)?),

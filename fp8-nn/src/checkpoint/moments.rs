@@ -1,7 +1,8 @@
 //! The moments of parameters in files: in f32, bf16, or as FP8 codes with their scales.
 
-use super::file::Reader;
+use super::file::{Reader, Writer};
 use super::values::{self, Stored};
+use crate::optimizer::Rule;
 use crate::{AdamW, Layer, MomentDtype, Parameter, Result, parameters};
 use fp8_kernels::{DType, Tensor, ops};
 use safetensors::tensor::Dtype;
@@ -11,9 +12,30 @@ use std::sync::Arc;
 /// A JSON list of the parameters without moments, if the optimizer has taken steps: those that are frozen, or were in its last step.
 /// Files without such parameters do not have it, and neither do files of earlier versions.
 pub(super) const WITHOUT_KEY: &str = "fp8.optimizer.without_moments";
+/// The metadata key of the optimizer's name. Files of AdamW do not have it, and neither do files of earlier versions.
+const RULE_KEY: &str = "fp8.optimizer";
+
 /// The names of all tensors of a parameter's state.
 pub(super) const PARTS: [&str; 5] =
     ["exp_avg", "exp_avg_scale_inv", "exp_avg_sq", "exp_avg_sq_scale_inv", "main_param"];
+
+/// Adds the name of the optimizer.
+pub(super) fn write_rule(writer: &mut Writer, rule: Rule) {
+    if rule != Rule::default() {
+        writer.metadata(RULE_KEY, rule.name());
+    }
+}
+
+/// Refuses the file of another optimizer.
+pub(super) fn expect_rule(reader: &Reader<'_>, rule: Rule) -> Result<()> {
+    let saved = reader.all_metadata().get(RULE_KEY).map_or(Rule::default().name(), String::as_str);
+    if saved == rule.name() {
+        return Ok(());
+    }
+    let own = rule.name();
+    Err(reader
+        .problem(format!("it was saved with {saved}, and this optimizer is {own}: load it with {saved}")))
+}
 
 /// Returns the dtype that a tensor of an optimizer's state has in files: codes are those of FP8.
 pub(super) fn file_dtype_of(tensor: &Tensor) -> Dtype {
@@ -48,7 +70,9 @@ pub(super) fn expect(
             return Err(reader.problem(format!("{problem}: set AdamWOptions::moments as it was")));
         }
         let has = |moment| has_moment(reader, parameter, moment, found);
-        match (has("exp_avg")?, has("exp_avg_sq")?) {
+        let first = has("exp_avg")?;
+        let second = if optimizer.rule().has_second_moment() { has("exp_avg_sq")? } else { first };
+        match (first, second) {
             (true, true) => {}
             (false, false) if may_lack => continue,
             (false, false) => return Err(reader.problem(missing(name, steps))),

@@ -11,7 +11,7 @@
 use super::ranks::{expect_eager, own};
 use crate::optimizer::Counts;
 use crate::parameter::StoredPart;
-use crate::{AdamW, Layer, Parameter, Result, parameters, parameters_mut};
+use crate::{AdamW, Layer, Optimizer, Parameter, Result, parameters, parameters_mut};
 use fp8_dist::{ProcessGroup, StateDigest};
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{DType, Element, Tensor, bf16, f16};
@@ -67,7 +67,7 @@ const CHUNK: usize = 1 << 16;
 /// that is being recorded; a device that failed.
 pub fn agree(
     model: &(impl Layer + ?Sized),
-    optimizer: &AdamW,
+    optimizer: &(impl Optimizer + ?Sized),
     scaling: &Scaling,
     group: &dyn ProcessGroup,
 ) -> Result<()> {
@@ -75,7 +75,7 @@ pub fn agree(
         return Ok(());
     }
     expect_eager(model, "agree", "call it between steps, when none is being recorded")?;
-    let state = own(group, training_state(model, optimizer, scaling))?;
+    let state = own(group, training_state(model, optimizer.state(), scaling))?;
     Ok(group.agree_on_state("training state", &state)?)
 }
 
@@ -97,7 +97,10 @@ fn training_state(
         let bytes = [scale.to_bits().into(), growth_tracker, skipped_steps].map(u64::to_le_bytes);
         all.push(StateDigest::new("the state of the loss scaler", bytes));
     }
-    all.push(StateDigest::new("the options of AdamW", [format!("{:?}", optimizer.options())]));
+    all.push(StateDigest::new(
+        format!("the options of {}", optimizer.rule().name()),
+        [format!("{:?}", optimizer.options())],
+    ));
     all.extend(scaling.state_digests()?);
     Ok(all)
 }

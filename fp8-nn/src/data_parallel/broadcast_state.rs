@@ -6,7 +6,7 @@ use crate::checkpoint::scaling_state::{Header, Weights, bind};
 use crate::module::trainable;
 use crate::optimizer::{AdamWState, Counts};
 use crate::parameter::StoredPart;
-use crate::{AdamW, Error, Layer, Result, parameters, parameters_mut};
+use crate::{AdamW, Error, Layer, Optimizer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{Device, Element, Tensor};
@@ -60,12 +60,13 @@ use std::sync::Arc;
 /// Nothing has changed then. If the device fails while the state is written, a part of it has changed.
 pub fn broadcast_state(
     model: &mut (impl Layer + ?Sized),
-    optimizer: &mut AdamW,
+    optimizer: &mut (impl Optimizer + ?Sized),
     scaling: &mut Scaling,
     group: &dyn ProcessGroup,
     root: usize,
 ) -> Result<()> {
     let (op, world_size) = ("broadcast_state", group.world_size());
+    let optimizer = optimizer.state_mut();
     expect_eager(model, op, "call it between steps, when none is being recorded")?;
     if world_size > 1 {
         let form = own(group, form(model, optimizer, scaling, root))?;
@@ -125,6 +126,7 @@ fn form(
         }
     }
     form.push(format!("{:?}", optimizer.options()).into());
+    form.push(format!("{:?}", optimizer.rule()).into());
     form.extend(optimizer.loss_scaler().map(|scaler| format!("{:?}", scaler.options()).into()));
     form.extend(Direction::ALL.iter().flat_map(|&direction| scaling.slot_names(direction)).cloned());
     Ok(form)

@@ -1,7 +1,7 @@
 //! Steps of an optimizer with a scaler.
 
 use super::LossScaler;
-use crate::{AdamW, Error, Layer, Result};
+use crate::{AdamW, Error, Layer, Optimizer, Result};
 use fp8_kernels::Tensor;
 use std::sync::Arc;
 
@@ -17,7 +17,13 @@ impl LossScaler {
     ///
     /// # Errors
     /// Those of [`AdamW::step`]; an optimizer that has another scaler.
-    pub fn step(&self, optimizer: &mut AdamW, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
+    pub fn step(
+        &self,
+        optimizer: &mut (impl Optimizer + ?Sized),
+        model: &mut (impl Layer + ?Sized),
+        lr: f32,
+    ) -> Result<()> {
+        let optimizer = optimizer.state_mut();
         self.attach(optimizer)?;
         optimizer.step(model, lr)
     }
@@ -29,11 +35,12 @@ impl LossScaler {
     /// Those of [`AdamW::step_with_norm`]; an optimizer that has another scaler.
     pub fn step_with_norm(
         &self,
-        optimizer: &mut AdamW,
+        optimizer: &mut (impl Optimizer + ?Sized),
         model: &mut (impl Layer + ?Sized),
         lr: f32,
         norm: &Tensor,
     ) -> Result<()> {
+        let optimizer = optimizer.state_mut();
         self.attach(optimizer)?;
         optimizer.step_with_norm(model, lr, norm)
     }

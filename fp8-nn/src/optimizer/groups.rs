@@ -1,6 +1,7 @@
 //! Parameters with a learning rate and a weight decay of their own.
 
 use super::options::AdamWOptions;
+use super::rule::Rule;
 use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::Shape;
 use fp8_recipe::matches_name;
@@ -53,7 +54,12 @@ impl Groups {
     }
 
     /// Refuses a pattern that matches no parameter of a model.
-    pub(super) fn expect_matches(&self, options: &AdamWOptions, model: &(impl Layer + ?Sized)) -> Result<()> {
+    pub(super) fn expect_matches(
+        &self,
+        rule: Rule,
+        options: &AdamWOptions,
+        model: &(impl Layer + ?Sized),
+    ) -> Result<()> {
         if options.groups.is_empty() {
             return Ok(());
         }
@@ -63,6 +69,7 @@ impl Groups {
         match options.groups.iter().find(|group| is_idle(&group.pattern)) {
             None => Ok(()),
             Some(group) => Err(refused(
+                rule,
                 &format!("{:?}", group.pattern),
                 "it matches no parameter of the model: expected a pattern such as \"*.bias\" or \"head\"",
             )),
@@ -70,9 +77,9 @@ impl Groups {
     }
 }
 
-pub(super) fn refused(value: &str, remedy: &str) -> Error {
+pub(super) fn refused(rule: Rule, value: &str, remedy: &str) -> Error {
     Error::Option {
-        part: "AdamW".to_owned(),
+        part: rule.name().to_owned(),
         option: "groups",
         value: value.to_owned(),
         remedy: remedy.to_owned(),

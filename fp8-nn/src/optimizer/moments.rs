@@ -24,7 +24,7 @@ use std::fmt;
 /// v. A v that is not 0 is never stored as 0, since updates are divided by its root.
 ///
 /// The random numbers are those of Philox4x32-10. Their key is the FNV-1a hash of the parameter's name, and their counter is
-/// made of the step's number and the element: see [`adamw_compact_groups`](fp8_kernels::ops::adamw_compact_groups). So
+/// made of the step's number and the element: see [`optimizer_step`](fp8_kernels::ops::optimizer_step). So
 /// training continues with the same bits after a checkpoint, on any number of threads and ranks, and on another backend.
 ///
 /// Rounding makes v fluctuate. With gradients of normal noise, 90 % of all √v in FP8 are 0.81 to 1.19 times what they would be in f32

@@ -3,6 +3,7 @@
 use super::Counts;
 use super::groups::{Groups, Rates};
 use super::options::AdamWOptions;
+use super::rule::Rule;
 use crate::{Error, Layer, Result, parameters};
 use fp8_kernels::ops::{AdamWFactors, AdamWStep, SkippedSteps, UpdateCount};
 use fp8_kernels::{Device, Replayed};
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) options: AdamWOptions,
+    pub(super) rule: Rule,
     pub(super) groups: Groups,
     step: AtomicU64,
     lr: Mutex<f32>,
@@ -42,10 +44,11 @@ pub(super) struct OnDevice {
 }
 
 impl Progress {
-    pub(super) fn new(options: AdamWOptions) -> Self {
+    pub(super) fn new(rule: Rule, options: AdamWOptions) -> Self {
         Self {
             groups: Groups::new(&options),
             options,
+            rule,
             step: AtomicU64::new(0),
             lr: Mutex::new(0.0),
             skipped_before: AtomicU64::new(0),
@@ -121,7 +124,7 @@ impl Progress {
         }
         let remedy = "expected finite and 0 or more".to_owned();
         Err(Error::Option {
-            part: "AdamW".to_owned(),
+            part: self.rule.name().to_owned(),
             option: "lr",
             value: lr.to_string(),
             remedy: match is_valid(lr) {

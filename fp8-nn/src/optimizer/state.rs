@@ -1,6 +1,7 @@
 //! The moments of one parameter, and its f32 copy.
 
 use super::moments::MomentDtype;
+use super::rule::Rule;
 use crate::parameter::overwrite;
 use crate::{Parameter, Result};
 use fp8_kernels::ops::{self, Moment};
@@ -10,7 +11,8 @@ use fp8_kernels::{DType, MemoryKind, Tensor};
 #[derive(Debug)]
 pub(crate) struct AdamWState {
     pub(super) exp_avg: Stored,
-    pub(super) exp_avg_sq: Stored,
+    /// The second moment, for the rules that have one.
+    pub(super) exp_avg_sq: Option<Stored>,
     pub(crate) main_param: Option<Tensor>,
 }
 
@@ -37,9 +39,14 @@ impl Stored {
 
 impl AdamWState {
     /// The state of a parameter before its first step: moments of 0, and an f32 copy if `main_params` asks for one.
-    pub(super) fn new(parameter: &Parameter, moments: MomentDtype, has_main_param: bool) -> Result<Self> {
+    pub(super) fn new(
+        parameter: &Parameter,
+        rule: Rule,
+        moments: MomentDtype,
+        has_main_param: bool,
+    ) -> Result<Self> {
         let main_param = has_main_param.then(|| Self::main_param_of(parameter)).transpose()?;
-        Self::with_main_param(parameter, moments, main_param)
+        Self::with_main_param(parameter, rule, moments, main_param)
     }
 
     /// An f32 copy of a parameter.
@@ -51,12 +58,14 @@ impl AdamWState {
     /// The state of a parameter before its first step, with this f32 copy.
     pub(crate) fn with_main_param(
         parameter: &Parameter,
+        rule: Rule,
         moments: MomentDtype,
         main_param: Option<Tensor>,
     ) -> Result<Self> {
         let _kind = MemoryKind::Optimizer.enter();
         let zeros = || Stored::zeros(parameter, moments);
-        Ok(Self { exp_avg: zeros()?, exp_avg_sq: zeros()?, main_param })
+        let exp_avg_sq = rule.has_second_moment().then(zeros).transpose()?;
+        Ok(Self { exp_avg: zeros()?, exp_avg_sq, main_param })
     }
 
     /// Its tensors, with their names in a checkpoint.
@@ -65,8 +74,8 @@ impl AdamWState {
         let all = [
             ("exp_avg", Some(&exp_avg.values)),
             ("exp_avg_scale_inv", exp_avg.scale_inv.as_ref()),
-            ("exp_avg_sq", Some(&exp_avg_sq.values)),
-            ("exp_avg_sq_scale_inv", exp_avg_sq.scale_inv.as_ref()),
+            ("exp_avg_sq", exp_avg_sq.as_ref().map(|moment| &moment.values)),
+            ("exp_avg_sq_scale_inv", exp_avg_sq.as_ref().and_then(|moment| moment.scale_inv.as_ref())),
             ("main_param", main_param.as_ref()),
         ];
         all.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)))
@@ -75,11 +84,13 @@ impl AdamWState {
     /// Its moments, with their names in a checkpoint.
     pub(super) fn moments_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Tensor)> {
         let Self { exp_avg, exp_avg_sq, .. } = self;
+        let (values, scale_inv) =
+            exp_avg_sq.as_mut().map(|moment| (&mut moment.values, moment.scale_inv.as_mut())).unzip();
         let all = [
             ("exp_avg", Some(&mut exp_avg.values)),
             ("exp_avg_scale_inv", exp_avg.scale_inv.as_mut()),
-            ("exp_avg_sq", Some(&mut exp_avg_sq.values)),
-            ("exp_avg_sq_scale_inv", exp_avg_sq.scale_inv.as_mut()),
+            ("exp_avg_sq", values),
+            ("exp_avg_sq_scale_inv", scale_inv.flatten()),
         ];
         all.into_iter().filter_map(|(name, tensor)| Some((name, tensor?)))
     }
@@ -95,7 +106,8 @@ impl AdamWState {
             return Ok(());
         }
         let (what, remedy) = ("parameter and its moments", "each model has an optimizer of its own");
-        Err(fp8_kernels::Error::Shapes { op: "AdamW", what, lhs, rhs, remedy }.into())
+        let op = if self.exp_avg_sq.is_some() { "AdamW" } else { "optimizer" };
+        Err(fp8_kernels::Error::Shapes { op, what, lhs, rhs, remedy }.into())
     }
 
     /// Sets the f32 copy, if there is one, to the value of the parameter.

@@ -24,13 +24,14 @@ impl AdamW {
                 continue;
             }
             let remedy = "the optimizer's first step makes its state: run it before";
-            parameter.device().expect_eager("AdamW", remedy)?;
+            parameter.device().expect_eager(self.progress.rule.name(), remedy)?;
             let name = parameter.name().clone();
             match state {
                 Some(_) => copies.push((name, AdamWState::main_param_of(parameter)?)),
-                None => {
-                    new.push((name, AdamWState::new(parameter, moments, self.has_main_param(parameter))?))
-                }
+                None => new.push((
+                    name,
+                    AdamWState::new(parameter, self.progress.rule, moments, self.has_main_param(parameter))?,
+                )),
             }
         }
         self.state.extend(new);
@@ -77,7 +78,12 @@ impl AdamW {
             if moments.contains(name) && !self.state.get(name).is_some_and(fits) {
                 new.insert(
                     name.clone(),
-                    AdamWState::new(parameter, self.progress.options.moments, has_main_param)?,
+                    AdamWState::new(
+                        parameter,
+                        self.progress.rule,
+                        self.progress.options.moments,
+                        has_main_param,
+                    )?,
                 );
             }
         }
@@ -101,13 +107,13 @@ impl AdamW {
         let without_state = |name: &&Arc<str>| counts.steps > 0 && !self.state.contains_key(*name);
         self.frozen =
             parameters(model).into_iter().map(Parameter::name).filter(without_state).cloned().collect();
-        let moments = self.progress.options.moments;
+        let (rule, moments) = (self.progress.rule, self.progress.options.moments);
         for parameter in trainable {
             let name = parameter.name();
             let Some(state) = self.state.get_mut(name) else { continue };
             if !state.fits(parameter) {
                 // The file has no moments for it, or `new` would have its state.
-                *state = AdamWState::new(parameter, moments, state.main_param.is_some())?;
+                *state = AdamWState::new(parameter, rule, moments, state.main_param.is_some())?;
             }
             for (part, moment) in state.moments_mut() {
                 let value = match read(parameter, part, moment)? {

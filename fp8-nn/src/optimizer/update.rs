@@ -2,12 +2,14 @@
 
 use super::moments::MomentDtype;
 use super::progress::{OnDevice, Versions};
+use super::rule::Rule;
 use super::{AdamW, AdamWState};
 use crate::loss_scaler::StepScale;
 use crate::parameter::{Parts, ValueMut, overwrite_codes};
 use crate::{Error, Parameter, Result};
 use fp8_kernels::ops::{
-    self, AdamWCompactGroup, AdamWCompactTensor, AdamWGroup, AdamWTensor, NormCheck, ScaledStep, StepCheck,
+    self, AdamWGroup, AdamWTensor, NormCheck, OptimizerGroup, OptimizerTensor, ScaledStep, StepCheck,
+    UpdateRule,
 };
 use fp8_kernels::{DType, Device, Fp8Tensor, Tensor};
 use std::collections::BTreeMap;
@@ -26,7 +28,7 @@ impl AdamW {
             self.state.iter_mut().map(|(name, state)| (&**name, state)).collect();
         let progress = self.progress.clone();
         let is_stochastic = progress.options.stochastic_rounding;
-        let mut tensors: Vec<Vec<AdamWCompactTensor<'_>>> =
+        let mut tensors: Vec<Vec<OptimizerTensor<'_>>> =
             progress.groups.rates().map(|_| Vec::new()).collect();
         // The stored codes of each tensor of a group that has some.
         let mut stored: Vec<Vec<Option<&mut Fp8Tensor>>> =
@@ -49,14 +51,21 @@ impl AdamW {
                 // `prepare` has made the copy.
                 (ValueMut::Fp8(..), None) => return Err(Error::StoredInFp8 { parameter: name.clone() }),
             };
+            let rule = match (progress.rule, exp_avg_sq) {
+                (Rule::Lion, _) => UpdateRule::Lion,
+                (Rule::Sgd { nesterov }, _) => UpdateRule::Sgd { nesterov },
+                (Rule::AdamW, Some(exp_avg_sq)) => UpdateRule::AdamW { exp_avg_sq: exp_avg_sq.moment() },
+                // `prepare` has made both moments.
+                (Rule::AdamW, None) => return Err(Error::DuplicateParameter(name.clone())),
+            };
             let is_rounded_stochastically =
                 is_stochastic && param.dtype() == DType::BF16 && main_param.is_none();
-            tensors[group].push(AdamWCompactTensor {
+            tensors[group].push(OptimizerTensor {
                 name,
                 param,
                 main_grad,
                 exp_avg: exp_avg.moment(),
-                exp_avg_sq: exp_avg_sq.moment(),
+                rule,
                 main_param,
                 slot,
                 is_rounded_stochastically,
@@ -75,9 +84,10 @@ impl AdamW {
         };
         let names: Vec<&str> = tensors.iter().flatten().map(|tensor| tensor.name).collect();
         // One call checks all groups, so an error before the first launch changes nothing.
-        let codes = if progress.options.moments == MomentDtype::F32 && !is_stochastic {
+        let is_plain = progress.options.moments == MomentDtype::F32 && !is_stochastic;
+        let codes = if is_plain && progress.rule == Rule::AdamW {
             let mut tensors: Vec<Vec<_>> =
-                tensors.into_iter().map(|of| of.into_iter().map(in_f32).collect()).collect();
+                tensors.into_iter().map(|of| of.into_iter().filter_map(in_f32).collect()).collect();
             let mut groups: Vec<AdamWGroup<'_, '_>> =
                 tensors.iter_mut().map(|of| &mut **of).zip(factors).collect();
             match check {
@@ -86,9 +96,9 @@ impl AdamW {
                 StepCheck::Never => ops::adamw_groups(&mut groups, None)?,
             }
         } else {
-            let mut groups: Vec<AdamWCompactGroup<'_, '_>> =
+            let mut groups: Vec<OptimizerGroup<'_, '_>> =
                 tensors.iter_mut().map(|of| &mut **of).zip(factors).collect();
-            ops::adamw_compact_groups(&mut groups, check)?
+            ops::optimizer_step(&mut groups, check)?
         };
         // An error before the first launch has changed no value; one after it makes the device unusable.
         versions.iter().for_each(|version| version.advance());
@@ -103,11 +113,12 @@ impl AdamW {
     }
 }
 
-/// The same tensor for the operations that take moments in f32 alone.
-fn in_f32(tensor: AdamWCompactTensor<'_>) -> AdamWTensor<'_> {
-    let AdamWCompactTensor { name, param, main_grad, exp_avg, exp_avg_sq, main_param, slot, .. } = tensor;
+/// The same tensor for the operations of AdamW with moments in f32; `None` for another rule.
+fn in_f32(tensor: OptimizerTensor<'_>) -> Option<AdamWTensor<'_>> {
+    let OptimizerTensor { name, param, main_grad, exp_avg, rule, main_param, slot, .. } = tensor;
+    let UpdateRule::AdamW { exp_avg_sq } = rule else { return None };
     let (exp_avg, exp_avg_sq) = (exp_avg.values, exp_avg_sq.values);
-    AdamWTensor { name, param, main_grad, exp_avg, exp_avg_sq, main_param, slot }
+    Some(AdamWTensor { name, param, main_grad, exp_avg, exp_avg_sq, main_param, slot })
 }
 
 /// The FNV-1a hash of a parameter's name, which is the same on every rank and in every run.

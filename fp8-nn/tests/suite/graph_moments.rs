@@ -79,3 +79,36 @@ fn replays_with_a_loss_scaler_have_the_bits_of_eager_steps() {
     }
     assert_eq!((recorded.1.steps(), recorded.1.updates().unwrap()), (7, 6));
 }
+
+#[test]
+fn replays_of_other_optimizers_have_the_bits_of_eager_steps() {
+    fn compare<O: Optimizer>(new: impl Fn() -> O) {
+        let (mut eager, mut recorded) =
+            ((linear("fc", 200, 16, 1), new()), (linear("fc", 200, 16, 1), new()));
+        let set = |model: &mut Linear, step: u64| {
+            for parameter in parameters_mut(model) {
+                let values = noise(*parameter.shape(), step).to_vec::<f32>().unwrap();
+                parameter.main_grad_mut().write(&values, "grad").unwrap();
+            }
+        };
+        let lr = |step: u64| 0.1 / (1.0 + step as f32);
+        let mut graph = None;
+        for step in 0..5 {
+            set(&mut eager.0, step);
+            set(&mut recorded.0, step);
+            eager.1.step(&mut eager.0, lr(step)).unwrap();
+            let (model, optimizer) = &mut recorded;
+            match (&graph, step) {
+                (_, 0..2) => optimizer.step(model, lr(step)).unwrap(),
+                (None, _) => graph = Some(device().capture(|| optimizer.step(model, lr(step))).unwrap().0),
+                (Some(graph), _) => {
+                    optimizer.set_lr(lr(step)).unwrap();
+                    graph.replay().unwrap();
+                }
+            }
+            assert!(parameter_bits(&eager.0) == parameter_bits(&recorded.0), "step {step}");
+        }
+    }
+    compare(|| Lion::new(LionOptions { moments: MomentDtype::Fp8, ..Default::default() }).unwrap());
+    compare(|| Sgd::new(SgdOptions { weight_decay: 0.1, ..Default::default() }).unwrap());
+}

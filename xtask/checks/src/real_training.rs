@@ -6,8 +6,8 @@
 use crate::result::Result;
 use fp8_hf::data::Sequence;
 use fp8_hf::{Adapter, Folder, Trainer, TrainerOptions};
-use fp8_nn::Schedule;
 use fp8_nn::prelude::*;
+use fp8_nn::{AnyOptimizerOptions, Schedule};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -72,9 +72,10 @@ fn one(options: &RealTraining, name: &str) -> Result {
     let recipe = if recipe == "off" { Recipe::off() } else { Recipe::from_name(recipe)? };
     let (lr, weight_decay) = if is_lora { (1e-3, 0.0) } else { (1e-4, 0.1) };
     let seq = train.first().map_or(0, |window| window.ids.len());
-    let optimizer = AdamWOptions { weight_decay, ..Default::default() };
+    let optimizer = AnyOptimizerOptions::AdamW(AdamWOptions { weight_decay, ..Default::default() });
     let trainer = TrainerOptions { recipe, seq, optimizer, ..Default::default() };
     let mut trainer = Trainer::new(folder, adapter, &trainer, &Device::cpu(), None)?;
+    Device::cpu().reset_peak_memory();
     let schedule = Schedule::cosine(lr, 6, options.steps as u64, 0.1)?;
     let before = trainer.evaluate(held_out.len(), &mut |index| Ok(held_out[index].clone()))?.loss;
     let (mut losses, mut seconds) = (Vec::new(), Vec::new());

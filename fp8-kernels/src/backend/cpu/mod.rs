@@ -6,7 +6,6 @@
 pub(crate) mod accumulate;
 pub(crate) mod activation;
 pub(crate) mod adamw;
-pub(crate) mod adamw_compact;
 pub(crate) mod amax;
 pub(crate) mod attention;
 pub(crate) mod attention_fp8;
@@ -33,6 +32,7 @@ pub(crate) mod loss_scale;
 )]
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod optimizer;
 pub(crate) mod parallel;
 pub(crate) mod permute;
 pub(crate) mod quantize;

@@ -28,6 +28,7 @@ mod modes;
 mod moments;
 mod old_checkpoints;
 mod optimizer;
+mod optimizers;
 mod overlap;
 mod override_slots;
 mod overrides;

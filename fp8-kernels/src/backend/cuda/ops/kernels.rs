@@ -4,7 +4,7 @@ use super::source::Source;
 use super::{In, Out, Void, signatures};
 
 signatures! {
-    pointees CompactRecord compact_record, DropoutKey dropout_key, Entry entry, Record record, Row row;
+    pointees DropoutKey dropout_key, Entry entry, OptimizerRecord optimizer_record, Record record, Row row;
 
     group BackwardParams {
         dy: In<Void>, dy_dtype: i32, x: In<Void>, dtype: i32, gamma: In<Void>, gamma_dtype: i32, around_one: i32,
@@ -69,11 +69,6 @@ signatures! {
     kernel AdamwCodes {
         records: In<Record>, first_tiles: In<u64>, tensors: i32, late: In<f32>, }
     ADAMW_CODES = AdamW "adamw_codes";
-
-    kernel AdamwCompact {
-        records: In<CompactRecord>, first_blocks: In<u64>, tensors: i32, factors: In<f32>, number: In<u64>,
-        norm: In<f32>, skipped: Out<u64>, }
-    ADAMW_COMPACT = AdamwCompact "adamw_compact";
 
     kernel Amax {
         x: In<Void>, dtype: i32, n: u64, unset: In<f32>, cell: Out<i32>, }
@@ -350,6 +345,11 @@ signatures! {
     NORM_HELD_BLOCK = Norm "norm_held_block",
     NORM_READ_WARP = Norm "norm_read_warp",
     NORM_READ_BLOCK = Norm "norm_read_block";
+
+    kernel Optimizer {
+        records: In<OptimizerRecord>, first_blocks: In<u64>, tensors: i32, factors: In<f32>, numbers: In<f32>,
+        norm: In<f32>, skipped: Out<u64>, }
+    OPTIMIZER = Optimizer "optimizer";
 
     kernel Permute {
         x: In<Void>, y: Out<Void>, n: u64, d1: u64, d2: u64, d3: u64, d4: u64, d5: u64, s0: u64, s1: u64, s2: u64,

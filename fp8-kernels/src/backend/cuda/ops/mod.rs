@@ -4,7 +4,6 @@
 pub(crate) mod accumulate;
 pub(crate) mod activation;
 pub(crate) mod adamw;
-pub(crate) mod adamw_compact;
 pub(crate) mod amax;
 pub(crate) mod attention;
 mod blocks;
@@ -26,6 +25,7 @@ pub(crate) mod kv_cache;
 pub(crate) mod loss_scale;
 pub(crate) mod norm;
 mod numbers;
+pub(crate) mod optimizer;
 mod padding;
 pub(crate) mod permute;
 pub(crate) mod quantize;

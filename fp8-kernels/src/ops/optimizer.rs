@@ -1,4 +1,4 @@
-//! AdamW with moments in bf16 or FP8, and with parameters that are rounded stochastically.
+//! AdamW, Lion and SGD, with moments in f32, bf16 or FP8, and with parameters that are rounded stochastically.
 
 use super::adamw::{AdamWFactors, NormCheck};
 use super::loss_scale::ScaledStep;
@@ -26,7 +26,7 @@ pub fn moment_scales(shape: &Shape) -> Shape {
     Shape::from([rows, cols.div_ceil(MOMENT_BLOCK)])
 }
 
-/// A moment of [`AdamWCompactTensor`], in the format that it is stored in.
+/// A moment of [`OptimizerTensor`], in the format that it is stored in.
 ///
 /// ```
 /// use fp8_kernels::ops::{Moment, moment_scales};
@@ -51,7 +51,7 @@ pub struct Moment<'a> {
 
 impl Moment<'_> {
     /// Checks dtypes, shapes and devices, and that nothing shares the storage.
-    fn check(&self, op: &'static str, moment: &'static str, tensor: &AdamWCompactTensor<'_>) -> Result<()> {
+    fn check(&self, op: &'static str, moment: &'static str, tensor: &OptimizerTensor<'_>) -> Result<()> {
         let (param, values) = (&*tensor.param, &*self.values);
         param.device().expect_same(op, values.device())?;
         let pair = if moment == "exp_avg" { "param and exp_avg" } else { "param and exp_avg_sq" };
@@ -84,19 +84,19 @@ fn expect_unique(name: &str, part: &str, tensor: &Tensor) -> Result<()> {
     }
 }
 
-/// One parameter of [`adamw_compact_groups`], with its gradient and optimizer state.
+/// One parameter of [`optimizer_step`], with its gradient and optimizer state.
 #[derive(Debug)]
-pub struct AdamWCompactTensor<'a> {
+pub struct OptimizerTensor<'a> {
     /// Identifies the parameter in errors.
     pub name: &'a str,
     /// The parameter, f32, bf16 or f16.
     pub param: &'a mut Tensor,
     /// The accumulated gradient, f32.
     pub main_grad: &'a Tensor,
-    /// The first moment.
+    /// The first moment, or the momentum.
     pub exp_avg: Moment<'a>,
-    /// The second moment.
-    pub exp_avg_sq: Moment<'a>,
+    /// The rule of the update, with AdamW's second moment.
+    pub rule: UpdateRule<'a>,
     /// An f32 copy of the parameter, if there is one: see [`AdamWTensor`](super::AdamWTensor::main_param).
     pub main_param: Option<&'a mut Tensor>,
     /// The slot that quantizes the updated parameter; `None` to leave that to a later [`quantize`](super::quantize()).
@@ -107,7 +107,7 @@ pub struct AdamWCompactTensor<'a> {
     pub seed: u64,
 }
 
-impl AdamWCompactTensor<'_> {
+impl OptimizerTensor<'_> {
     fn check(&self, op: &'static str) -> Result<()> {
         let param = &*self.param;
         param.expect_float(op, "param")?;
@@ -126,7 +126,9 @@ impl AdamWCompactTensor<'_> {
             param.expect_same_shape(op, pair, tensor)?;
         }
         self.exp_avg.check(op, "exp_avg", self)?;
-        self.exp_avg_sq.check(op, "exp_avg_sq", self)?;
+        if let UpdateRule::AdamW { exp_avg_sq } = &self.rule {
+            exp_avg_sq.check(op, "exp_avg_sq", self)?;
+        }
         self.slot.map_or(Ok(()), |slot| slot.expect_device(op, param.device()))?;
         if param.holders() > 0 {
             return Err(Error::Shared { name: self.name.to_owned(), holders: param.holders() });
@@ -135,10 +137,59 @@ impl AdamWCompactTensor<'_> {
     }
 }
 
-/// Parameters of [`adamw_compact_groups`] that are updated with the same numbers.
-pub type AdamWCompactGroup<'a, 't> = (&'a mut [AdamWCompactTensor<'t>], &'a Arc<AdamWFactors>);
+/// The rule by which [`optimizer_step`] updates a parameter p with the gradient g = `main_grad` · `grad_scale`, in f32.
+///
+/// The numbers are those of [`AdamWStep`](super::AdamWStep): `lr`, `beta1`, `beta2` and `weight_decay` (λ).
+///
+/// ```
+/// use fp8_kernels::ops::{self, Moment, OptimizerTensor, StepCheck, UpdateRule};
+/// use fp8_kernels::{Device, Tensor};
+/// let cpu = Device::cpu();
+/// let step = |rule: UpdateRule<'_>| -> fp8_kernels::Result<Vec<f32>> {
+///     let mut w = Tensor::from_vec(vec![1.0f32, 1.0], [2], &cpu)?;
+///     let (mut m, grad) = (Tensor::from_vec(vec![2.0f32, 2.0], [2], &cpu)?, Tensor::from_vec(vec![1.0f32, -20.0], [2], &cpu)?);
+///     let numbers = ops::AdamWStep { lr: 0.25, beta1: 0.5, weight_decay: 0.0, ..Default::default() };
+///     let factors = ops::AdamWFactors::new(&numbers, &cpu)?;
+///     let tensor = OptimizerTensor {
+///         name: "w",
+///         param: &mut w,
+///         main_grad: &grad,
+///         exp_avg: Moment { values: &mut m, scale_inv: None },
+///         rule,
+///         main_param: None,
+///         slot: None,
+///         is_rounded_stochastically: false,
+///         seed: 1,
+///     };
+///     ops::optimizer_step(&mut [(&mut [tensor], &factors)], StepCheck::Never)?;
+///     w.to_vec()
+/// };
+/// assert_eq!(step(UpdateRule::Lion)?, [0.75, 1.25]); // by the signs of 1.5 and −9
+/// assert_eq!(step(UpdateRule::Sgd { nesterov: false })?, [0.5, 5.75]); // by 2 and −19
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UpdateRule<'a> {
+    /// The update of [`AdamWStep`](super::AdamWStep).
+    AdamW {
+        /// The second moment.
+        exp_avg_sq: Moment<'a>,
+    },
+    /// Lion (Chen et al., <https://arxiv.org/abs/2302.06675>): `p ← p · (1 − lr · λ) − lr · sign(m + (1 − beta1) · (g − m))`, then
+    /// `m ← m + (1 − beta2) · (g − m)`. The sign of 0 is 0.
+    Lion,
+    /// SGD with momentum, as PyTorch's: `d = g + λ · p`, `m ← beta1 · m + d`, `p ← p − lr · m`.
+    Sgd {
+        /// Whether the last step is `p ← p − lr · (d + beta1 · m)` instead (Nesterov).
+        nesterov: bool,
+    },
+}
 
-/// The values that decide whether a step of [`adamw_compact_groups`] is skipped.
+/// Parameters of [`optimizer_step`] that are updated with the same numbers.
+pub type OptimizerGroup<'a, 't> = (&'a mut [OptimizerTensor<'t>], &'a Arc<AdamWFactors>);
+
+/// The values that decide whether a step of [`optimizer_step`] is skipped.
 #[derive(Debug, Clone, Copy)]
 pub enum StepCheck<'a> {
     /// No step is skipped.
@@ -151,9 +202,9 @@ pub enum StepCheck<'a> {
 }
 
 /// Updates several groups of parameters as [`adamw_groups`](super::adamw_groups) and
-/// [`adamw_groups_scaled`](super::adamw_groups_scaled) do, with moments in f32, bf16 or FP8.
+/// [`adamw_groups_scaled`](super::adamw_groups_scaled) do, by AdamW or another rule, with moments in f32, bf16 or FP8.
 ///
-/// The update is that of [`AdamWStep`](super::AdamWStep), in f32, with the moments m and v as they are stored. The new m and v
+/// The update is that of the tensor's [`UpdateRule`], in f32, with the moments m and v as they are stored. The new m and v
 /// update the parameter as they are and are then rounded:
 ///
 /// ```text
@@ -168,7 +219,7 @@ pub enum StepCheck<'a> {
 /// A v greater than 0 is never stored as 0: the smallest code of its block is used instead, since a step divides by its root. A block of
 /// zeros stays zero. NaN is stored as NaN, and what is beyond the range saturates.
 ///
-/// Random numbers are words of Philox4x32-10 with the parameter's [`seed`](AdamWCompactTensor::seed) as its key. The upper half of the
+/// Random numbers are words of Philox4x32-10 with the parameter's [`seed`](OptimizerTensor::seed) as its key. The upper half of the
 /// counter is the step's number ([`AdamWStep::step`](super::AdamWStep::step), also under a loss scale). The lower half is 32 · block +
 /// element / 4, where blocks of a parameter are numbered row by row and elements in their block, plus 2⁶² times 0 for m, 1 for v
 /// and 2 for the parameter. Element i of a block takes word i mod 4. So results depend on neither threads, ranks nor what ran
@@ -182,7 +233,7 @@ pub enum StepCheck<'a> {
 /// f32, bf16, or u8 with scales of the shape that [`moment_scales`] returns; stochastic rounding of a parameter that is not bf16.
 ///
 /// ```
-/// use fp8_kernels::ops::{self, AdamWCompactTensor, Moment, StepCheck};
+/// use fp8_kernels::ops::{self, Moment, OptimizerTensor, StepCheck, UpdateRule};
 /// use fp8_kernels::{DType, Device, Tensor};
 /// let cpu = Device::cpu();
 /// let mut w = Tensor::from_vec(vec![1.0f32, 2.0], [2], &cpu)?;
@@ -192,28 +243,28 @@ pub enum StepCheck<'a> {
 /// let (mut m, mut v, mut m_scale, mut v_scale) = (codes()?, codes()?, scales()?, scales()?);
 /// let step = ops::AdamWStep { lr: 0.5, beta1: 0.5, weight_decay: 0.0, ..Default::default() };
 /// let factors = ops::AdamWFactors::new(&step, &cpu)?;
-/// let tensor = AdamWCompactTensor {
+/// let tensor = OptimizerTensor {
 ///     name: "w",
 ///     param: &mut w,
 ///     main_grad: &grad,
 ///     exp_avg: Moment { values: &mut m, scale_inv: Some(&mut m_scale) },
-///     exp_avg_sq: Moment { values: &mut v, scale_inv: Some(&mut v_scale) },
+///     rule: UpdateRule::AdamW { exp_avg_sq: Moment { values: &mut v, scale_inv: Some(&mut v_scale) } },
 ///     main_param: None,
 ///     slot: None,
 ///     is_rounded_stochastically: false,
 ///     seed: 1,
 /// };
-/// ops::adamw_compact_groups(&mut [(&mut [tensor], &factors)], StepCheck::Never)?;
+/// ops::optimizer_step(&mut [(&mut [tensor], &factors)], StepCheck::Never)?;
 /// assert!(w.to_vec::<f32>()?.iter().zip([0.5, 2.5]).all(|(w, want)| (w - want).abs() < 1e-6));
 /// // The first moment is 0.25 and −2: 64 and −512 times 2⁻⁸ would not fit, so the scale is 2⁻⁷.
 /// assert_eq!((m.to_vec::<u8>()?, m_scale.item()?), (vec![0x60, 0xF8], 1.0 / 128.0)); // 32 and −256
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn adamw_compact_groups(
-    groups: &mut [AdamWCompactGroup<'_, '_>],
+pub fn optimizer_step(
+    groups: &mut [OptimizerGroup<'_, '_>],
     check: StepCheck<'_>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
-    let op = "adamw_compact_groups";
+    let op = "optimizer_step";
     let Some(device) = check_all(op, groups)? else {
         return Ok(groups.iter().map(|_| Vec::new()).collect());
     };
@@ -227,11 +278,11 @@ pub fn adamw_compact_groups(
             device.on_replay((*factors).clone());
         }
     }
-    dispatch!(device, adamw_compact::adamw_compact_groups(groups, check))
+    dispatch!(device, optimizer::optimizer_step(groups, check))
 }
 
 /// Checks all groups and returns their device; `None` if there are no tensors.
-fn check_all(op: &'static str, groups: &[AdamWCompactGroup<'_, '_>]) -> Result<Option<Device>> {
+fn check_all(op: &'static str, groups: &[OptimizerGroup<'_, '_>]) -> Result<Option<Device>> {
     let mut device: Option<Device> = None;
     for (tensors, factors) in groups {
         for tensor in tensors.iter() {

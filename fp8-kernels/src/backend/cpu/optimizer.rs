@@ -1,4 +1,4 @@
-//! Reference of `adamw_compact_groups`.
+//! Reference of `optimizer_step`.
 //!
 //! Blocks of 128 elements of a row are independent of each other, so pieces of whole blocks are the work of threads.
 
@@ -6,7 +6,8 @@ use super::loss_scale::decide;
 use super::{Buffer, dispatch::vectorized, parallel, parallel::CHUNK, quantize};
 use crate::element::Float;
 use crate::ops::{
-    AdamWCompactGroup, AdamWCompactTensor, Factors, MOMENT_BLOCK, Moment, NormCheck, StepCheck,
+    AdamWStep, Factors, MOMENT_BLOCK, Moment, NormCheck, OptimizerGroup, OptimizerTensor, StepCheck,
+    UpdateRule,
 };
 use crate::{DType, Fp8Tensor, Result};
 use fp8_format::{E4M3, philox};
@@ -25,8 +26,8 @@ enum Stream {
     Param = 2,
 }
 
-pub(crate) fn adamw_compact_groups(
-    groups: &mut [AdamWCompactGroup<'_, '_>],
+pub(crate) fn optimizer_step(
+    groups: &mut [OptimizerGroup<'_, '_>],
     check: StepCheck<'_>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
     let decided = match check {
@@ -45,29 +46,36 @@ pub(crate) fn adamw_compact_groups(
             let step = numbers.step();
             let factors =
                 decided.as_ref().map_or_else(|| Factors::new(&step), |decided| decided.factors(&step));
-            tensors.iter_mut().try_for_each(|tensor| one(tensor, &factors, step.step))?;
+            tensors.iter_mut().try_for_each(|tensor| one(tensor, &factors, &step))?;
         }
     }
-    let quantized = |tensor: &AdamWCompactTensor<'_>| -> Result<Option<Fp8Tensor>> {
+    let quantized = |tensor: &OptimizerTensor<'_>| -> Result<Option<Fp8Tensor>> {
         let Some(slot) = tensor.slot else { return Ok(None) };
         Ok(quantize::quantize(tensor.param, &slot)?.as_fp8().cloned())
     };
     groups.iter().map(|(tensors, _)| tensors.iter().map(quantized).collect()).collect()
 }
 
-fn one(tensor: &mut AdamWCompactTensor<'_>, factors: &Factors, number: u64) -> Result<()> {
+fn one(tensor: &mut OptimizerTensor<'_>, factors: &Factors, step: &AdamWStep) -> Result<()> {
     let (name, cols) = (tensor.name, tensor.param.shape().last_dim());
     let main = tensor.main_param.as_deref_mut();
+    let (rule, second) = match &mut tensor.rule {
+        UpdateRule::AdamW { exp_avg_sq } => {
+            (Rule::AdamW, Some(Values::of(exp_avg_sq, &format!("{name}.exp_avg_sq"))?))
+        }
+        UpdateRule::Lion => (Rule::Lion, None),
+        UpdateRule::Sgd { nesterov } => (Rule::Sgd { nesterov: *nesterov }, None),
+    };
     let rest = Piece {
         first_block: 0,
         param: &mut [],
         main: main.map(|main| main.as_mut_slice::<f32>(&format!("{name}.main_param"))).transpose()?,
         grad: tensor.main_grad.cpu_slice("adamw")?,
         first: Values::of(&mut tensor.exp_avg, &format!("{name}.exp_avg"))?,
-        second: Values::of(&mut tensor.exp_avg_sq, &format!("{name}.exp_avg_sq"))?,
+        second,
     };
     let (stochastic, key) = (tensor.is_rounded_stochastically, tensor.seed);
-    let update = Update { factors, number, key };
+    let update = Update { factors, step, rule, key };
     match tensor.param.cpu_buffer("adamw")? {
         Buffer::BF16(_) if stochastic => {
             update.run(rest.with(tensor.param.as_mut_slice::<bf16>(name)?), cols, |block, values, out| {
@@ -148,7 +156,8 @@ struct Piece<'a, T> {
     main: Option<&'a mut [f32]>,
     grad: &'a [f32],
     first: Values<'a>,
-    second: Values<'a>,
+    /// AdamW's second moment.
+    second: Option<Values<'a>>,
 }
 
 impl<'a> Piece<'a, f32> {
@@ -166,7 +175,7 @@ impl<'a, T> Piece<'a, T> {
         let (main, main_rest) = main.map(|main| main.split_at_mut(elements)).unzip();
         let (grad, grad_rest) = grad.split_at(elements);
         let (first, first_rest) = first.split(elements, blocks);
-        let (second, second_rest) = second.split(elements, blocks);
+        let (second, second_rest) = second.map(|second| second.split(elements, blocks)).unzip();
         let rest = Self {
             first_block: first_block + blocks as u64,
             param: param_rest,
@@ -182,8 +191,17 @@ impl<'a, T> Piece<'a, T> {
 /// The numbers that all blocks of a parameter are updated with.
 struct Update<'a> {
     factors: &'a Factors,
-    number: u64,
+    step: &'a AdamWStep,
+    rule: Rule,
     key: u64,
+}
+
+/// The rule of an update.
+#[derive(Clone, Copy)]
+enum Rule {
+    AdamW,
+    Lion,
+    Sgd { nesterov: bool },
 }
 
 impl Update<'_> {
@@ -243,13 +261,15 @@ impl Update<'_> {
             None => T::widen(&piece.param[range.clone()], values),
         }
         piece.first.read(start, block, first);
-        piece.second.read(start, block, second);
-        if let Values::Fp8(..) = piece.second {
-            second.iter_mut().for_each(|v| *v *= *v);
+        if let Some(stored) = &piece.second {
+            stored.read(start, block, second);
+            if let Values::Fp8(..) = stored {
+                second.iter_mut().for_each(|v| *v *= *v);
+            }
         }
         let moments = first.iter_mut().zip(second.iter_mut());
         for ((value, &g), (m, v)) in values.iter_mut().zip(&piece.grad[range.clone()]).zip(moments) {
-            *value = self.factors.step(*value, g, m, v);
+            *value = self.one(*value, g, m, v);
         }
         let number = piece.first_block + block as u64;
         match &mut piece.first {
@@ -260,11 +280,12 @@ impl Update<'_> {
             }
         }
         match &mut piece.second {
-            Values::F32(stored) => stored[range.clone()].copy_from_slice(second),
-            Values::BF16(stored) => {
+            None => {}
+            Some(Values::F32(stored)) => stored[range.clone()].copy_from_slice(second),
+            Some(Values::BF16(stored)) => {
                 self.round_bf16(number, Stream::Second, second, &mut stored[range.clone()])
             }
-            Values::Fp8(codes, scales) => {
+            Some(Values::Fp8(codes, scales)) => {
                 scales[block] = self.second_codes(number, second, &mut codes[range.clone()]);
             }
         }
@@ -274,11 +295,38 @@ impl Update<'_> {
         round(number, values, &mut piece.param[range]);
     }
 
+    /// The new parameter; the moments become the new ones.
+    #[inline(always)]
+    fn one(&self, p: f32, grad: f32, m: &mut f32, v: &mut f32) -> f32 {
+        let Self { factors, step, .. } = self;
+        let g = grad * factors.grad_scale;
+        match self.rule {
+            Rule::AdamW => factors.step(p, grad, m, v),
+            Rule::Lion => {
+                let c = *m + factors.new_first * (g - *m);
+                *m += factors.new_second * (g - *m);
+                let sign = if c > 0.0 {
+                    1.0
+                } else if c < 0.0 {
+                    -1.0
+                } else {
+                    c
+                };
+                p * factors.keep - step.lr * sign
+            }
+            Rule::Sgd { nesterov } => {
+                let d = g + step.weight_decay * p;
+                *m = step.beta1 * *m + d;
+                p - step.lr * if nesterov { d + step.beta1 * *m } else { *m }
+            }
+        }
+    }
+
     /// Calls `f` with each value of a block, its random number, and the place of its result.
     #[inline(always)]
     fn each<T>(&self, block: u64, stream: Stream, values: &[f32], out: &mut [T], f: impl Fn(f32, u32) -> T) {
         let halves = |word: u64| [word as u32, (word >> 32) as u32];
-        let [c2, c3] = halves(self.number);
+        let [c2, c3] = halves(self.step.step);
         let first = (block * (MOMENT_BLOCK / LANES) as u64) | ((stream as u64) << 62);
         for ((values, out), quad) in values.chunks(LANES).zip(out.chunks_mut(LANES)).zip(first..) {
             let [c0, c1] = halves(quad);

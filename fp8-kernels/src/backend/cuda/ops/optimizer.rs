@@ -1,4 +1,4 @@
-//! `adamw_compact_groups`: all tensors of a group in one launch; tensors with a slot are quantized afterwards, one by one.
+//! `optimizer_step`: all tensors of a group in one launch; tensors with a slot are quantized afterwards, one by one.
 //!
 //! The table of tensors and the numbers of their first blocks are uploaded together. The step's factors, its number and the
 //! norm of its gradients are read from the device, so a recorded step uses those of its replay.
@@ -7,7 +7,9 @@ use super::adamw::{Check, distrust};
 use super::launch::{self, TypedKernel};
 use super::loss_scale::Decision;
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels, quantize};
-use crate::ops::{AdamWCompactGroup, AdamWCompactTensor, MOMENT_BLOCK, Moment, StepCheck, moment_scales};
+use crate::ops::{
+    MOMENT_BLOCK, Moment, OptimizerGroup, OptimizerTensor, StepCheck, UpdateRule, moment_scales,
+};
 use crate::{DType, Fp8Tensor, Result};
 
 const THREADS: u32 = 256;
@@ -18,29 +20,29 @@ const PER_SM: u32 = 4;
 /// The kernel's number for a moment in FP8.
 const FP8: u64 = 3;
 
-/// `CompactRecord` of adamw_compact.cu, member by member.
+/// `OptimizerRecord` of optimizer.cu, member by member.
 type Record = [u64; 11];
 
-pub(crate) fn adamw_compact_groups(
+pub(crate) fn optimizer_step(
     gpu: &Gpu,
-    groups: &mut [AdamWCompactGroup<'_, '_>],
+    groups: &mut [OptimizerGroup<'_, '_>],
     check: StepCheck<'_>,
 ) -> Result<Vec<Vec<Option<Fp8Tensor>>>> {
-    let op = "adamw_compact";
+    let op = "optimizer";
     let given = groups.iter().map(|(_, factors)| factors.cuda(op)).collect::<Result<Vec<_>>>()?;
-    let numbers = groups.iter().map(|(_, factors)| factors.cuda_number(op)).collect::<Result<Vec<_>>>()?;
     let decision = match check {
         StepCheck::Scaled(step) => Some((Decision::prepare(gpu, op, &given, &step)?, step)),
         StepCheck::Never | StepCheck::Norm(_) => None,
     };
+    let numbers = given.clone();
     let (factors, mut reads) = match (&decision, check) {
         (Some((decision, step)), _) => (decision.factors_at(), decision.check(step)?),
         (None, StepCheck::Norm(check)) => (given, Check::new(&check)?),
         (None, _) => (given, Check::default()),
     };
     let mut updates = Vec::new();
-    for (((tensors, _), number), factors) in groups.iter_mut().zip(numbers).zip(factors) {
-        if let Some(update) = Update::prepare(gpu, tensors, number, factors, reads)? {
+    for (((tensors, _), numbers), factors) in groups.iter_mut().zip(numbers).zip(factors) {
+        if let Some(update) = Update::prepare(gpu, tensors, numbers, factors, reads)? {
             updates.push(update);
             reads.skipped = 0; // one launch counts for all
         }
@@ -51,7 +53,7 @@ pub(crate) fn adamw_compact_groups(
     // From here on an error leaves some parameters updated and others not.
     let run = || {
         updates.iter().try_for_each(|update| update.run(gpu))?;
-        let quantized = |tensor: &AdamWCompactTensor<'_>| -> Result<Option<Fp8Tensor>> {
+        let quantized = |tensor: &OptimizerTensor<'_>| -> Result<Option<Fp8Tensor>> {
             let Some(slot) = tensor.slot else { return Ok(None) };
             Ok(quantize::quantize(gpu, tensor.param, &slot)?.as_fp8().cloned())
         };
@@ -63,11 +65,11 @@ pub(crate) fn adamw_compact_groups(
 
 /// The launch of a group, with all it needs.
 struct Update {
-    kernel: TypedKernel<kernels::AdamwCompact>,
+    kernel: TypedKernel<kernels::Optimizer>,
     table: Buffer,
     count: i32,
     first_blocks_at: u64,
-    number_at: u64,
+    numbers_at: u64,
     factors_at: u64,
     check: Check,
     grid: Grid,
@@ -77,15 +79,15 @@ impl Update {
     /// Everything that may fail without harm; `None` for no tensors.
     fn prepare(
         gpu: &Gpu,
-        tensors: &mut [AdamWCompactTensor<'_>],
-        number_at: u64,
+        tensors: &mut [OptimizerTensor<'_>],
+        numbers_at: u64,
         factors_at: u64,
         check: Check,
     ) -> Result<Option<Self>> {
         if tensors.is_empty() {
             return Ok(None);
         }
-        let count = launch::count("adamw_compact", tensors.len())?;
+        let count = launch::count("optimizer", tensors.len())?;
         let (mut records, mut ends, mut blocks) = (Vec::new(), Vec::new(), 0);
         for tensor in tensors {
             ends.push(blocks);
@@ -95,34 +97,34 @@ impl Update {
         ends.push(blocks);
         let first_blocks = (records.len() * size_of::<u64>()) as u64;
         records.extend_from_slice(&ends);
-        let kernel = gpu.load(kernels::ADAMW_COMPACT)?;
+        let kernel = gpu.load(kernels::OPTIMIZER)?;
         let table = gpu.upload(&records)?;
         // One block at least: without any element a skipped step is counted, too.
         let grid = Grid { blocks: gpu.blocks(blocks, WARPS, PER_SM).max(1), threads: THREADS, shared: 0 };
         let first_blocks_at = table.ptr() + first_blocks;
-        Ok(Some(Self { kernel, table, count, first_blocks_at, number_at, factors_at, check, grid }))
+        Ok(Some(Self { kernel, table, count, first_blocks_at, numbers_at, factors_at, check, grid }))
     }
 
     fn run(&self, gpu: &Gpu) -> Result<()> {
-        let args = kernels::AdamwCompact {
-            records: In::compact_record(&self.table),
+        let args = kernels::Optimizer {
+            records: In::optimizer_record(&self.table),
             first_blocks: In::u64(self.first_blocks_at),
             tensors: self.count,
             factors: In::f32(self.factors_at),
-            number: In::u64(self.number_at),
+            numbers: In::f32(self.numbers_at),
             norm: In::f32(self.check.norm),
             skipped: Out::u64(self.check.skipped),
         };
         // SAFETY: the table holds `count` records and `count + 1` numbers of blocks; its addresses are of tensors of the
-        // record's extents, alike by the checks of ops::adamw_compact_groups, each held by the caller, with a scale for each
+        // record's extents, alike by the checks of ops::optimizer_step, each held by the caller, with a scale for each
         // block where a moment is in FP8. Factors and number are those of the group, on the device; the norm is null or one f32,
         // the count of skipped steps null or one u64, both held by the caller.
         unsafe { self.kernel.launch(gpu, self.grid, &args) }
     }
 }
 
-fn record(tensor: &mut AdamWCompactTensor<'_>) -> Result<Record> {
-    let (op, name) = ("adamw_compact", tensor.name);
+fn record(tensor: &mut OptimizerTensor<'_>) -> Result<Record> {
+    let (op, name) = ("optimizer", tensor.name);
     let cols = tensor.param.shape().last_dim();
     let dtype = tensor.param.dtype();
     let param = tensor.param.cuda_mut(name)?.ptr();
@@ -132,9 +134,14 @@ fn record(tensor: &mut AdamWCompactTensor<'_>) -> Result<Record> {
     };
     let grad = tensor.main_grad.cuda(op)?.ptr();
     let (first, first_scales, first_kind) = addresses(&mut tensor.exp_avg, name)?;
-    let (second, second_scales, second_kind) = addresses(&mut tensor.exp_avg_sq, name)?;
+    let ((second, second_scales, second_kind), rule) = match &mut tensor.rule {
+        UpdateRule::AdamW { exp_avg_sq } => (addresses(exp_avg_sq, name)?, 0),
+        UpdateRule::Lion => ((0, 0, 0), 1),
+        UpdateRule::Sgd { nesterov } => ((0, 0, 0), 2 + u64::from(*nesterov)),
+    };
     let is_stochastic = u64::from(tensor.is_rounded_stochastically);
-    let kinds = dtype_number(dtype) as u64 | first_kind << 8 | second_kind << 16 | is_stochastic << 24;
+    let kinds =
+        dtype_number(dtype) as u64 | first_kind << 8 | second_kind << 16 | is_stochastic << 24 | rule << 32;
     let across = cols.div_ceil(MOMENT_BLOCK) as u64;
     Ok([
         param,

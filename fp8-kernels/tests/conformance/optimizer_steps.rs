@@ -1,10 +1,10 @@
 //! Steps with moments in bf16 and FP8: groups, skipped steps, loss scales, and parameters that are quantized.
 
 use super::adamw::STEP;
-use super::adamw_compact::{KINDS, Parameter};
 use super::case::{Outcome, cases};
 use super::compare::{ensure, equal, refused};
 use super::data::{exact, normal};
+use super::optimizer::{KINDS, Parameter};
 use super::reference::{Got, same_as_cpu, same_results};
 use fp8_kernels::ops::{
     AdamWFactors, AdamWStep, AdamWTensor, LossScale, LossScaleState, NormCheck, ScaledStep, SkippedSteps,
@@ -57,7 +57,7 @@ fn step(parameters: &mut [Parameter], number: u64, check: StepCheck<'_>, device:
     let (first, second) = parameters.split_at_mut(2);
     let [mut first, mut second] =
         [first, second].map(|group| group.iter_mut().map(Parameter::tensor).collect::<Vec<_>>());
-    ops::adamw_compact_groups(&mut [(&mut first, &decayed?), (&mut second, &undecayed?)], check).map(drop)
+    ops::optimizer_step(&mut [(&mut first, &decayed?), (&mut second, &undecayed?)], check).map(drop)
 }
 
 fn tensors(group: &mut [Parameter]) -> Vec<AdamWTensor<'_>> {
@@ -196,12 +196,12 @@ fn nothing_to_update_is_a_step(device: &Device) -> Outcome {
     let (norm, skipped) = (Tensor::scalar(f32::NAN, device)?, SkippedSteps::new(device)?);
     let check = StepCheck::Norm(NormCheck { norm: &norm, skipped: &skipped });
     let factors = AdamWFactors::new(&STEP, device)?;
-    ops::adamw_compact_groups(&mut [], StepCheck::Never)?;
+    ops::optimizer_step(&mut [], StepCheck::Never)?;
     let empty = Tensor::zeros([0, 4], DType::F32, device)?;
     let mut parameter = Parameter::new(empty, [DType::U8; 2], 1)?;
-    ops::adamw_compact_groups(&mut [(&mut [], &factors), (&mut [parameter.tensor()], &factors)], check)?;
+    ops::optimizer_step(&mut [(&mut [], &factors), (&mut [parameter.tensor()], &factors)], check)?;
     equal("skipped", skipped.read()?, 1)?;
-    ops::adamw_compact_groups(&mut [(&mut [parameter.tensor()], &factors)], StepCheck::Never)?;
+    ops::optimizer_step(&mut [(&mut [parameter.tensor()], &factors)], StepCheck::Never)?;
     equal("skipped", skipped.read()?, 1)
 }
 
@@ -217,9 +217,9 @@ fn quantized_parameters_are_the_updated_ones(device: &Device, encoding: Encoding
         let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
         let (norm, skipped) = (Tensor::scalar(norm, device)?, SkippedSteps::new(device)?);
         let factors = AdamWFactors::new(&STEP, device)?;
-        let tensor = ops::AdamWCompactTensor { slot: Some(slot), ..parameter.tensor() };
+        let tensor = ops::OptimizerTensor { slot: Some(slot), ..parameter.tensor() };
         let check = StepCheck::Norm(NormCheck { norm: &norm, skipped: &skipped });
-        let codes = ops::adamw_compact_groups(&mut [(&mut [tensor], &factors)], check)?;
+        let codes = ops::optimizer_step(&mut [(&mut [tensor], &factors)], check)?;
         let got = codes.into_iter().flatten().flatten().next().ok_or("no codes")?;
         let want = ops::quantize(&parameter.param, &slot)?.as_fp8().cloned().ok_or("no codes")?;
         same_results("codes", vec![got.into()], vec![want.into()])?;
@@ -255,10 +255,10 @@ fn refuses(device: &Device) -> Outcome {
     let mut parameter = Parameter::new(normal([4], DType::F32, 1, device)?, [DType::U8; 2], 1)?;
     let (factors, skipped) = (AdamWFactors::new(&STEP, device)?, SkippedSteps::new(device)?);
     let mut step = |check: StepCheck<'_>| {
-        ops::adamw_compact_groups(&mut [(&mut [parameter.tensor()], &factors)], check).map(drop)
+        ops::optimizer_step(&mut [(&mut [parameter.tensor()], &factors)], check).map(drop)
     };
     let norm = Tensor::zeros([2], DType::F32, device)?;
-    let text = "adamw_compact_groups: shape [2]: expected one number";
+    let text = "optimizer_step: shape [2]: expected one number";
     refused(step(StepCheck::Norm(NormCheck { norm: &norm, skipped: &skipped })), text)?;
     let scaled = Scaled::new(device)?;
     refused(step(StepCheck::Scaled(scaled.step(&norm))), text)

@@ -1,6 +1,6 @@
 #include "adamw.cuh"
 #include "philox.cuh"
-// AdamW with moments in f32, bf16 or FP8, and with stochastic rounding: src/backend/cpu/adamw_compact.rs.
+// AdamW, Lion and SGD with moments in f32, bf16 or FP8, and with stochastic rounding: src/backend/cpu/optimizer.rs.
 //
 // A warp takes a block of 128 elements of a row, four a lane: one counter of Philox for each number that a lane rounds.
 // Blocks are numbered over all tensors; a warp takes consecutive ones. The first number of each tensor, the records and the
@@ -13,8 +13,8 @@
 // What the random numbers of an element are for.
 enum { STREAM_FIRST = 0, STREAM_SECOND = 1, STREAM_PARAM = 2 };
 
-// One tensor. All members are eight bytes, in the host's order (cuda/adamw_compact.rs).
-struct CompactRecord {
+// One tensor. All members are eight bytes, in the host's order (cuda/optimizer.rs).
+struct OptimizerRecord {
     void* param;
     float* main;  // null: none
     const float* grad;
@@ -25,8 +25,30 @@ struct CompactRecord {
     u64 cols;
     u64 across;  // blocks of a row
     u64 seed;
-    u64 kinds;  // the dtype, the kinds of both moments, whether the parameter is rounded stochastically: a byte each
+    u64 kinds;  // the dtype, the kinds of both moments, whether the parameter is rounded stochastically, the rule: a byte each
 };
+
+// The rules by which parameters are updated. AdamW alone has a second moment.
+enum { RULE_ADAMW = 0, RULE_LION = 1, RULE_SGD = 2, RULE_NESTEROV = 3 };
+
+// The numbers of a step beside its factors, in the host's order (src/ops/adamw_step.rs).
+struct Numbers {
+    float lr, beta1, weight_decay;
+};
+
+// The new parameter; the moments become the new ones. src/backend/cpu/optimizer.rs, operation by operation.
+__device__ __forceinline__ float update(int rule, const Factors& f, const Numbers& n, float p, float grad, float& m, float& v) {
+    if (rule == RULE_ADAMW) return step(f, p, grad, m, v);
+    const float g = grad * f.grad_scale;
+    if (rule == RULE_LION) {
+        const float c = m + f.new_first * (g - m);
+        m += f.new_second * (g - m);
+        return p * f.keep - n.lr * (c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c);
+    }
+    const float d = g + n.weight_decay * p;
+    m = n.beta1 * m + d;
+    return p - n.lr * (rule == RULE_NESTEROV ? d + n.beta1 * m : m);
+}
 
 // Four elements of a lane: where they are, how many there are, and whether they can be loaded at once.
 struct Lane {
@@ -127,7 +149,7 @@ __device__ __forceinline__ u32 scale_exponent(float amax) {
 
 __device__ __forceinline__ float power_of_field(u32 field) { return __int_as_float((int)(field << 23)); }
 
-__device__ __forceinline__ void random4(u32 r[4], const CompactRecord& record, u64 quad, int stream, u64 number) {
+__device__ __forceinline__ void random4(u32 r[4], const OptimizerRecord& record, u64 quad, int stream, u64 number) {
     philox_block(r, quad | (u64)stream << 62, number, record.seed);
 }
 
@@ -175,7 +197,7 @@ __device__ __forceinline__ float largest_of(const float v[4]) {
     return fmaxf(fmaxf(fmaxf(0.0f, fabsf(v[0])), fmaxf(fabsf(v[1]), fabsf(v[2]))), fabsf(v[3]));
 }
 
-__device__ __forceinline__ void store_first(const CompactRecord& record, u64 block, const Lane& lane, int index,
+__device__ __forceinline__ void store_first(const OptimizerRecord& record, u64 block, const Lane& lane, int index,
                                             const float m[4], const u32 r[4]) {
     const float scale = power_of_field(254 - new_scale(record.first_scale_inv, block, largest_of(m), index));
     u32 codes = 0;
@@ -194,7 +216,7 @@ __device__ __forceinline__ u32 second_code(float v, float root, float scale, u32
     return code == 0 && v > 0.0f ? 1 : code;
 }
 
-__device__ __forceinline__ void store_second(const CompactRecord& record, u64 block, const Lane& lane, int index,
+__device__ __forceinline__ void store_second(const OptimizerRecord& record, u64 block, const Lane& lane, int index,
                                              const float v[4], const u32 r[4]) {
     float root[4];
 #pragma unroll
@@ -206,16 +228,17 @@ __device__ __forceinline__ void store_second(const CompactRecord& record, u64 bl
     store_codes((u8*)record.exp_avg_sq, lane, codes);
 }
 
-// `number` is the step's, which counts from 1. `norm` may be null; so may `skipped`, which counts steps that are skipped.
+// `numbers` has the rate, beta1 and the weight decay at 8, and the step's number, which counts from 1, at 12. `norm` may be null; so may `skipped`, which counts steps that are skipped.
 extern "C" __global__ void __launch_bounds__(256)
-    adamw_compact(const CompactRecord* records, const u64* first_blocks, int tensors, const float* factors,
-                  const u64* number, const float* norm, u64* skipped) {
+    optimizer(const OptimizerRecord* records, const u64* first_blocks, int tensors, const float* factors,
+              const float* numbers, const float* norm, u64* skipped) {
     if (skips_step(norm)) {
         if (skipped && blockIdx.x == 0 && threadIdx.x == 0) *skipped += 1;
         return;
     }
     const Factors f = factors_at(factors);
-    const u64 step_number = *number;
+    const Numbers n = {numbers[8], numbers[9], numbers[10]};
+    const u64 step_number = *(const u64*)(numbers + 12);
     const u64 blocks = first_blocks[tensors], warps = (u64)gridDim.x * (blockDim.x / WARP);
     const u64 warp = (u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     const u64 last = blocks * (warp + 1) / warps;
@@ -223,11 +246,12 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 next = blocks * warp / warps;
     while (next < last) {
         const int tensor = tensor_of(first_blocks, tensors, next);
-        const CompactRecord& record = records[tensor];
+        const OptimizerRecord& record = records[tensor];
         const u64 first = first_blocks[tensor], end = first_blocks[tensor + 1] < last ? first_blocks[tensor + 1] : last;
         const u64 cols = record.cols, across = record.across;
         const int dtype = (int)(record.kinds & 0xff), first_kind = (int)(record.kinds >> 8 & 0xff);
         const int second_kind = (int)(record.kinds >> 16 & 0xff), is_stochastic = (int)(record.kinds >> 24 & 0xff);
+        const int rule = (int)(record.kinds >> 32 & 0xff);
 #pragma unroll 1
         for (; next < end; next++) {
             const u64 block = next - first, row = quotient(block, across);
@@ -236,13 +260,18 @@ extern "C" __global__ void __launch_bounds__(256)
             const Lane lane = {row * cols + col, live, cols % 4 == 0 && live == 4};
             float p[4], g[4], m[4], v[4];
             load_moment(m, record.exp_avg, record.first_scale_inv, first_kind, block, lane, index);
-            load_moment(v, record.exp_avg_sq, record.second_scale_inv, second_kind, block, lane, index);
+            if (rule == RULE_ADAMW) {
+                load_moment(v, record.exp_avg_sq, record.second_scale_inv, second_kind, block, lane, index);
+            } else {
+#pragma unroll
+                for (int k = 0; k < 4; k++) v[k] = 0.0f;
+            }
             load_four(g, record.grad, F32, lane);
             load_four(p, record.main ? record.main : record.param, record.main ? F32 : dtype, lane);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 if (second_kind == FP8) v[k] = v[k] * v[k];
-                p[k] = step(f, p[k], g[k], m[k], v[k]);
+                p[k] = update(rule, f, n, p[k], g[k], m[k], v[k]);
                 // Elements behind the row's last have a weight in no block.
                 if (k >= lane.live) m[k] = 0.0f, v[k] = 0.0f;
             }
@@ -253,9 +282,11 @@ extern "C" __global__ void __launch_bounds__(256)
             if (first_kind != F32) random4(r, record, quad, STREAM_FIRST, step_number);
             if (first_kind == FP8) store_first(record, block, lane, index, m, r);
             else store_float_moment(record.exp_avg, first_kind, lane, m, r);
-            if (second_kind != F32) random4(r, record, quad, STREAM_SECOND, step_number);
-            if (second_kind == FP8) store_second(record, block, lane, index, v, r);
-            else store_float_moment(record.exp_avg_sq, second_kind, lane, v, r);
+            if (rule == RULE_ADAMW) {
+                if (second_kind != F32) random4(r, record, quad, STREAM_SECOND, step_number);
+                if (second_kind == FP8) store_second(record, block, lane, index, v, r);
+                else store_float_moment(record.exp_avg_sq, second_kind, lane, v, r);
+            }
             if (record.main) store_floats(record.main, lane, p);
             if (dtype == F32) {
                 store_floats((float*)record.param, lane, p);

@@ -7,9 +7,9 @@ use super::data::{AROUND_2_16, Random, normal, specials, tensor};
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::adamw::{State, adamw as oracle};
-use crate::oracle::adamw_compact::{self as compact, decoded};
+use crate::oracle::optimizer::{self as compact, decoded};
 use fp8_kernels::ops::{
-    AdamWCompactTensor, AdamWFactors, AdamWStep, MOMENT_BLOCK, Moment, StepCheck, moment_scales,
+    AdamWFactors, AdamWStep, MOMENT_BLOCK, Moment, OptimizerTensor, StepCheck, UpdateRule, moment_scales,
 };
 use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
 
@@ -30,7 +30,7 @@ cases![
 /// The formats of a moment.
 pub(super) const KINDS: [DType; 3] = [DType::F32, DType::BF16, DType::U8];
 
-fn shapes() -> [Shape; 13] {
+pub(super) fn shapes() -> [Shape; 13] {
     [
         Shape::from([]),
         [1].into(),
@@ -48,6 +48,14 @@ fn shapes() -> [Shape; 13] {
     ]
 }
 
+/// The rule of an update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Rule {
+    AdamW,
+    Lion,
+    Sgd { nesterov: bool },
+}
+
 /// One parameter with its state.
 pub(super) struct Parameter {
     pub(super) param: Tensor,
@@ -57,6 +65,7 @@ pub(super) struct Parameter {
     pub(super) main: Option<Tensor>,
     pub(super) is_rounded_stochastically: bool,
     pub(super) seed: u64,
+    pub(super) rule: Rule,
 }
 
 impl Parameter {
@@ -76,18 +85,25 @@ impl Parameter {
             main: None,
             is_rounded_stochastically: false,
             seed,
+            rule: Rule::AdamW,
         })
     }
 
-    pub(super) fn tensor(&mut self) -> AdamWCompactTensor<'_> {
+    pub(super) fn tensor(&mut self) -> OptimizerTensor<'_> {
         let [m, v] = &mut self.moments;
         let [m_scale, v_scale] = &mut self.scales;
-        AdamWCompactTensor {
+        OptimizerTensor {
             name: "w",
             param: &mut self.param,
             main_grad: &self.grad,
             exp_avg: Moment { values: m, scale_inv: m_scale.as_mut() },
-            exp_avg_sq: Moment { values: v, scale_inv: v_scale.as_mut() },
+            rule: match self.rule {
+                Rule::AdamW => {
+                    UpdateRule::AdamW { exp_avg_sq: Moment { values: v, scale_inv: v_scale.as_mut() } }
+                }
+                Rule::Lion => UpdateRule::Lion,
+                Rule::Sgd { nesterov } => UpdateRule::Sgd { nesterov },
+            },
             main_param: self.main.as_mut(),
             slot: None,
             is_rounded_stochastically: self.is_rounded_stochastically,
@@ -97,11 +113,11 @@ impl Parameter {
 
     pub(super) fn step(&mut self, step: &AdamWStep) -> Result<()> {
         let factors = AdamWFactors::new(step, &self.param.device().clone())?;
-        ops::adamw_compact_groups(&mut [(&mut [self.tensor()], &factors)], StepCheck::Never).map(drop)
+        ops::optimizer_step(&mut [(&mut [self.tensor()], &factors)], StepCheck::Never).map(drop)
     }
 
     /// The numbers of a moment as the next step reads them.
-    fn moment(&self, i: usize) -> Result<Vec<f64>> {
+    pub(super) fn moment(&self, i: usize) -> Result<Vec<f64>> {
         let Some(scales) = &self.scales[i] else {
             return Ok(self.moments[i].to_f32_vec()?.into_iter().map(f64::from).collect());
         };
@@ -421,7 +437,7 @@ fn special_values_are_the_cpus(device: &Device, dtype: DType) -> Outcome {
 
 fn same_for_any_threads(device: &Device) -> Outcome {
     for shape in [[1, 100_003], [300, 301]] {
-        same_bits("adamw_compact", || {
+        same_bits("optimizer", || {
             let mut parameter = Parameter::new(normal(shape, DType::BF16, 1, device)?, [DType::U8; 2], 4)?;
             parameter.is_rounded_stochastically = true;
             parameter.grad = normal(shape, DType::F32, 2, device)?;
@@ -445,7 +461,7 @@ fn refuses(device: &Device) -> Outcome {
     parameter.is_rounded_stochastically = true;
     refused(
         parameter.step(&STEP),
-        "adamw_compact_groups: param has dtype f32: expected bf16: other dtypes are rounded to nearest",
+        "optimizer_step: param has dtype f32: expected bf16: other dtypes are rounded to nearest",
     )?;
     let mut parameter = fresh(DType::F32)?;
     parameter.scales[1] = None;
