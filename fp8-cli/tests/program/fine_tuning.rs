@@ -184,6 +184,44 @@ fn options_come_from_a_file_and_the_command_line_wins() {
 }
 
 #[test]
+fn every_optimizer_trains_and_resumes() {
+    let place = place();
+    let folder = place.path();
+    for (index, options) in [
+        "--optimizer lion --lr 3e-3",
+        "--optimizer sgd --lr 3e-2",
+        "--moments fp8",
+        "--moments bf16",
+        "--params bf16",
+        "--params bf16 --stochastic-rounding --moments fp8",
+        "--optimizer lion --lr 3e-3 --moments fp8 --lora 4 --lora-dtype bf16",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let line = format!(
+            "model --data text.txt --seq 32 --batch 4 --epochs 4 --quiet --checkpoint-every 5 --keep 99 --lr 1e-2 {options}"
+        );
+        // The last rate wins in a file, and only one may be on the line.
+        let line = if options.contains("--lr") { line.replace("--lr 1e-2 ", "") } else { line };
+        let out = folder.join(format!("run{index}"));
+        trained(folder, &format!("{line} --out run{index}"));
+        let whole = losses(&out);
+        assert!(whole[whole.len() - 1] < whole[0], "{options}: {whole:?}");
+        // Again from a checkpoint in the middle.
+        fs::remove_dir_all(out.join("final")).unwrap();
+        for entry in fs::read_dir(out.join("checkpoints")).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.ends_with("step-00000005") {
+                fs::remove_dir_all(path).unwrap();
+            }
+        }
+        trained(folder, &format!("--resume run{index} --quiet"));
+        assert_eq!(losses(&out), whole, "{options}");
+    }
+}
+
+#[test]
 fn a_dry_run_writes_nothing() {
     let place = place();
     let folder = place.path();
