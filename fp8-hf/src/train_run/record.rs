@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// A step of a [`TrainRun`], as `log.jsonl` has it. [`json`](Self::json) has an example.
+/// A step of a [`TrainRun`](crate::TrainRun), as `log.jsonl` has it. [`json`](Self::json) has an example.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TrainRecord {
     /// The number of the step, from 1. Default: 0.
