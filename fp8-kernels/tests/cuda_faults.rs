@@ -335,6 +335,9 @@ fn an_update_by_a_users_rule_is_done_or_not_or_the_device_is_poisoned() {
     rig.finish();
 }
 
+/// The codes of each weight, or the error of the step.
+type Codes = Result<Vec<Option<Fp8Tensor>>, Error>;
+
 /// Two weights whose scales are one cell that is not set yet: the second takes the first's, after the update.
 fn shared_cell(device: &Device) -> (Arena, [Tensor; 8]) {
     let arena = Arena::new(1, ArenaOptions { history_len: 2, ..ArenaOptions::default() }, device).unwrap();
@@ -342,7 +345,7 @@ fn shared_cell(device: &Device) -> (Arena, [Tensor; 8]) {
     (arena, [0.5, 0.25, 0.0, 0.0, 1.5, 0.75, 0.0, 0.0].map(tensor))
 }
 
-fn optimize_shared(arena: &Arena, tensors: &mut [Tensor; 8]) -> Result<Vec<Option<Fp8Tensor>>, Error> {
+fn optimize_shared(arena: &Arena, tensors: &mut [Tensor; 8]) -> Codes {
     let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
     let slot = || Slot {
         scale: Scale::Cell { cell: arena.scale(0).unwrap(), first: &rule, keep: true },
@@ -362,7 +365,7 @@ fn optimize_shared(arena: &Arena, tensors: &mut [Tensor; 8]) -> Result<Vec<Optio
 }
 
 /// The same step by the operation for moments in any format.
-fn optimize_in_any_format(arena: &Arena, tensors: &mut [Tensor; 8]) -> Result<Vec<Option<Fp8Tensor>>, Error> {
+fn optimize_in_any_format(arena: &Arena, tensors: &mut [Tensor; 8]) -> Codes {
     let rule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
     let slot = || Slot {
         scale: Scale::Cell { cell: arena.scale(0).unwrap(), first: &rule, keep: true },
@@ -398,9 +401,7 @@ fn an_optimizer_that_fails_behind_the_update_does_not_invite_a_second_one() {
     fails_without_a_second_update(optimize_in_any_format);
 }
 
-fn fails_without_a_second_update(
-    optimize: fn(&Arena, &mut [Tensor; 8]) -> Result<Vec<Option<Fp8Tensor>>, Error>,
-) {
+fn fails_without_a_second_update(optimize: fn(&Arena, &mut [Tensor; 8]) -> Codes) {
     let rig = Rig::new();
     let device = rig.open();
     let read = |tensors: &[Tensor; 8]| tensors.each_ref().map(|tensor| tensor.to_f32_vec().unwrap());

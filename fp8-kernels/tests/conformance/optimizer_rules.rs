@@ -72,11 +72,13 @@ fn matches_the_oracle_over_steps(device: &Device) -> Outcome {
 }
 
 fn signs_of_zero_are_zero(device: &Device) -> Outcome {
-    let mut parameter = Parameter::new(Tensor::full(2.0, [3], DType::F32, device)?, [DType::F32; 2], 1)?;
+    let mut parameter = Parameter::new(Tensor::full(2.0, [9], DType::F32, device)?, [DType::F32; 2], 1)?;
     parameter.rule = Rule::Lion;
-    parameter.grad = Tensor::from_vec(vec![0.0f32, -0.0, 1e-30], [3], device)?;
+    let grad = vec![0.0f32, -0.0, 0.0, 0.0, -0.0, 0.0, -0.0, -0.0, 1e-30];
+    parameter.grad = Tensor::from_vec(grad, [9], device)?;
     parameter.step(&AdamWStep { lr: 0.5, weight_decay: 0.5, ..STEP })?;
-    same("p", &parameter.param.to_vec::<f32>()?, &[1.5, 1.5, 1.0], 3)
+    let want = [1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.0];
+    same("p", &parameter.param.to_vec::<f32>()?, &want, 9)
 }
 
 fn bits_are_the_cpus(device: &Device, dtype: DType) -> Outcome {
