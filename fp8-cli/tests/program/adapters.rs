@@ -52,6 +52,18 @@ fn a_merged_model_is_the_model_with_the_adapter() {
     printed(place, "quantize base fp8 --scheme channel");
     let [codes, with_adapter] = ["fp8", "fp8 --adapter adapter"].map(|line| loss(place, line));
     assert!((with_adapter - adapted).abs() < (codes - adapted).abs(), "{codes}, {with_adapter}, {adapted}");
+    // The sums in FP8, and what that left of the adapter.
+    for (base, scheme) in [("base", "channel"), ("fp8", "tensor")] {
+        let line = format!("merge {base} adapter {base}-merged-fp8 --scheme {scheme}");
+        let out = printed(place, &line);
+        assert!(out.contains(" % of the update survives in FP8, beside rounding of "), "{out}");
+        let line = format!("merge {base} adapter {base}-json --scheme {scheme} --json");
+        let value: Value = serde_json::from_str(&printed(place, &line)).unwrap();
+        let kept = value["update_kept"].as_f64().unwrap();
+        assert!((kept - 1.0).abs() < 0.2 && value["update_noise"].as_f64().unwrap() > 0.0, "{value}");
+        let merged = loss(place, &format!("{base}-merged-fp8"));
+        assert!((merged - adapted).abs() < 0.02 * adapted, "{merged} and {adapted}");
+    }
     // Merged, it is no longer FP8, and the same model.
     printed(place, "merge fp8 adapter merged-fp8");
     let merged = loss(place, "merged-fp8");
