@@ -131,12 +131,13 @@ pub(crate) fn about_device(error: &fp8_kernels::Error) -> String {
 }
 
 /// Words of the library's, and those that name an option.
-const WORDS: [(&str, &str); 7] = [
+const WORDS: [(&str, &str); 8] = [
     ("use a loss on all tokens", "use --loss all"),
     ("split samples that are too long, which makes", "use --too-long split, which makes"),
     ("only the packing Stream lets", "only --pack stream lets"),
     ("use the packing Stream", "use --pack stream"),
     ("expected Stream", "expected --pack stream"),
+    ("or choose another packing", "or add --pack whole"),
     (" (Validation::None)", ""),
     ("go on from an earlier checkpoint", "go on from an earlier checkpoint, if there is one"),
 ];

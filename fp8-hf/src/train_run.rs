@@ -258,6 +258,7 @@ impl TrainRun {
             ("steps", self.steps.total.to_string()),
             ("lost", self.lost.to_string()),
             ("data", self.data.digest()),
+            ("validation", self.validation.as_ref().map_or_else(String::new, |data| data.digest())),
             ("order", format!("{} sequences, {batch} in a step, seed {seed}", self.data.len())),
             ("schedule", format!("{schedule:?} from {lr}, {warmup:?}, to {min_ratio}")),
         ]
@@ -275,6 +276,11 @@ impl TrainRun {
         let problem = |problem: String| Error::File { path: dir.clone(), problem };
         let own = self.metadata();
         let differs = |key: &str| metadata.get(key) != own.get(key);
+        if differs("validation") {
+            return Err(problem(
+                "the validation data differ from those that it was measured with: resume with the same data and options".to_owned(),
+            ));
+        }
         if differs("data") {
             return Err(problem(
                 "the data differ from those that it was trained on: resume with the same data and options"

@@ -76,8 +76,13 @@ pub(super) fn load(
         let files = sources.files.iter().map(|path| TokenFile::open(path)).collect::<Result<_>>()?;
         let shards = Shards::new(files, &resolved, config.vocab_size, encoder.eos);
         let warning = "the tokenizer has no eos_token, so all tokens of a file are taken for one document";
-        let warnings =
-            if shards.is_one_document() && !resolved.cross { vec![warning.to_owned()] } else { Vec::new() };
+        let none = "the tokenizer's eos_token is not among the first million tokens of a file, so that its documents read each other";
+        let warnings = match (resolved.cross, shards.is_one_document()) {
+            (true, _) => Vec::new(),
+            (false, true) => vec![warning.to_owned()],
+            (false, false) if shards.has_ends()? => Vec::new(),
+            (false, false) => vec![none.to_owned()],
+        };
         (Store::Shards(shards), warnings, None)
     } else {
         let temporary = match options.cache {

@@ -201,6 +201,12 @@ impl DataOptions {
                 format!("only the packing Stream lets documents read each other, and it is {pack:?}");
             return Err(refused("cross_documents", true, &remedy));
         }
+        if pack == Pack::Stream
+            && let Some(too_long @ (TooLong::Drop | TooLong::Cut)) = self.too_long
+        {
+            let remedy = "samples that are joined and cut into windows are never too long: leave it out, or choose another packing";
+            return Err(refused("too_long", too_long, remedy));
+        }
         let too_long = self.too_long.unwrap_or(if has_answers { TooLong::Drop } else { TooLong::Cut });
         Ok(Resolved { kind, seq: self.seq, loss, pack, cross: self.cross_documents, too_long })
     }

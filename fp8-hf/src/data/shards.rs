@@ -66,6 +66,17 @@ impl Shards {
         self.eos.is_none()
     }
 
+    /// Returns whether the token between documents is among the first tokens of every file.
+    pub(super) fn has_ends(&self) -> Result<bool> {
+        let Some(eos) = self.eos else { return Ok(false) };
+        for tokens in &self.files {
+            if !tokens.read(0..tokens.len().min(SAMPLED), self.vocab_size)?.contains(&eos) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Reads a window.
     pub(super) fn read(&self, window: u64) -> Result<Option<Window>> {
         let file = self.ends.partition_point(|&end| end <= window);
@@ -115,6 +126,9 @@ impl Shards {
         Ok(())
     }
 }
+
+/// The tokens at the beginning of a file in which the one between documents is looked for.
+const SAMPLED: u64 = 1 << 20;
 
 /// Whether the token between documents begins one: llm.c puts it in front, nanoGPT behind.
 fn is_leading(format: TokenFormat) -> bool {

@@ -65,6 +65,7 @@ impl Sources {
                 let problem = format!("the folder has no file: {expected}");
                 return Err(Error::File { path: path.clone(), problem });
             }
+            expect_one_part(path, &found)?;
             // A folder of documents may have some of JSON. Where there is nothing else, they are no documents.
             let is_json = |file: &PathBuf| file.extension().is_some_and(|end| end == "json");
             if let Some(file) = found.first().filter(|_| found.iter().all(is_json)) {
@@ -104,13 +105,39 @@ impl Sources {
     }
 }
 
+/// Names of files that are not for training.
+const HELD_OUT: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
+
+/// Refuses a folder that has a file for training and one to measure with, which would be trained on, too.
+fn expect_one_part(folder: &Path, files: &[PathBuf]) -> Result<()> {
+    let has = |file: &Path, names: &[&str]| {
+        let name = file.file_stem().map(|stem| stem.to_string_lossy().to_lowercase()).unwrap_or_default();
+        name.split(|c: char| !c.is_alphabetic()).any(|word| names.contains(&word))
+    };
+    let has_train = files.iter().any(|file| has(file, &["train"]));
+    match files.iter().find(|file| has(file, &HELD_OUT)).filter(|_| has_train && files.len() > 1) {
+        None => Ok(()),
+        Some(other) => Err(Error::File {
+            path: folder.to_owned(),
+            problem: format!(
+                "it has files for training and {}, which would be trained on, too: name the files, and give that one for validation (a \
+                 folder has both parts as {} and {})",
+                other.display(),
+                PARTS[0],
+                PARTS[1]
+            ),
+        }),
+    }
+}
+
 impl Format {
     fn of(path: &Path) -> Result<Self> {
         let end = path.extension().map(|end| end.to_string_lossy().to_lowercase()).unwrap_or_default();
         match end.as_str() {
             "jsonl" | "ndjson" => Ok(Self::Lines),
             "bin" => Ok(Self::Shards),
-            "parquet" | "arrow" | "gz" | "zst" | "zip" | "npy" => Err(Self::unknown(path, &end)),
+            "parquet" | "arrow" | "gz" | "zst" | "zip" | "npy" | "csv" | "tsv" | "jl" | "jsonlines"
+            | "xlsx" | "pdf" => Err(Self::unknown(path, &end)),
             _ => Ok(Self::Text),
         }
     }
@@ -161,6 +188,18 @@ mod tests {
         let parts = Parts::find(&folder).unwrap();
         assert_eq!(parts.train.files, [place.path().join("train.jsonl")]);
         assert_eq!(parts.valid.unwrap().files, [place.path().join("valid.jsonl")]);
+        // Any other pair would train on what is held out.
+        for (train, other) in
+            [("train.jsonl", "test.jsonl"), ("x_train_000.bin", "x_val_000.bin"), ("train.txt", "dev.txt")]
+        {
+            let place = tempfile::tempdir().unwrap();
+            for name in [train, other] {
+                fs::write(place.path().join(name), "x").unwrap();
+            }
+            let error = Parts::find(&[place.path().to_owned()]).unwrap_err().to_string();
+            assert!(error.contains("it has files for training and ") && error.contains(other), "{error}");
+            assert!(Parts::find(&[place.path().join(train)]).is_ok());
+        }
     }
 
     #[test]
@@ -170,6 +209,10 @@ mod tests {
         fs::write(&path, "[]").unwrap();
         let error = Sources::find(&[path]).unwrap_err().to_string();
         assert!(error.contains("data.json: files that end in .json are not read"), "{error}");
+        let path = place.path().join("data.CSV");
+        fs::write(&path, "a,b").unwrap();
+        let error = Sources::find(&[path]).unwrap_err().to_string();
+        assert!(error.contains("data.CSV: files that end in .csv are not read"), "{error}");
         let error = Sources::find(&[place.path().join("no.txt")]).unwrap_err().to_string();
         assert!(error.contains("no.txt: not found: expected a file of text"), "{error}");
         let error = Sources::find(&[]).unwrap_err().to_string();

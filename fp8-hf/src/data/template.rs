@@ -76,6 +76,31 @@ pub struct ChatTemplate {
     marks_answers: bool,
 }
 
+/// The most bytes of a text.
+const MOST: usize = 64 << 20;
+
+/// A text that is being written, up to a size that no conversation has.
+#[derive(Debug, Default)]
+struct Bounded {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + bytes.len() > MOST {
+            self.is_full = true;
+            return Err(std::io::Error::other("the text is too long"));
+        }
+        self.bytes.extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A conversation as text, and its answers as ranges of bytes.
 pub(super) type Conversation = (String, Vec<Range<usize>>);
 
@@ -96,6 +121,8 @@ impl ChatTemplate {
     /// template.
     pub fn open(folder: &Path) -> Result<Option<Self>> {
         let Some((path, source)) = find(folder)? else { return Ok(None) };
+        // As Jinja reads them.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let problem = |problem: String| Error::File { path: path.clone(), problem };
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
@@ -222,7 +249,13 @@ impl ChatTemplate {
         ];
         let context: Value = special.chain(given).collect();
         let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        template.render(context).map_err(|error| self.explained(&error))
+        let mut text = Bounded::default();
+        let rendered = template.render_captured_to(context, &mut text).map(drop);
+        if text.is_full {
+            return Err(format!("the chat template makes a text of more than {} MiB of it", MOST >> 20));
+        }
+        rendered.map_err(|error| self.explained(&error))?;
+        String::from_utf8(text.bytes).map_err(|error| error.to_string())
     }
 
     /// Says in one sentence why the template gives no text.

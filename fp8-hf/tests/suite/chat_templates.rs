@@ -127,6 +127,13 @@ fn templates_are_found_where_transformers_looks() {
 }
 
 #[test]
+fn templates_are_read_as_jinja_does() {
+    let text = |template: &str| opened(template).unwrap().render(&messages(), false).unwrap();
+    assert_eq!(text("a\r\nb\rc"), "a\nb\nc");
+    assert_eq!(text("{{ 'abc'.count('') }} {{ 'abcabc'.count('bc') }}"), "4 2");
+}
+
+#[test]
 fn hostile_templates_neither_hang_nor_stop_the_program() {
     let deep = "{% if true %}".repeat(5000);
     let brackets = "(".repeat(100_000);
@@ -152,6 +159,11 @@ fn hostile_templates_neither_hang_nor_stop_the_program() {
         ),
         ("{{ messages[0].content.nonsense() }}", "unknown method"),
         ("{% include 'x' %}", "template not found"),
+        ("{{ debug() }}", "debug"),
+        (
+            "{% for i in range(50000) %}{{ 'abcdefghij' * 1000 }}{% endfor %}",
+            "the chat template makes a text of more than 64 MiB of it",
+        ),
         ("{{ strftime_now('%Q') }}", "strftime_now: `%Q` is not supported"),
     ] {
         let start = std::time::Instant::now();

@@ -215,6 +215,10 @@ fn a_checkpoint_of_other_data_or_options_is_refused() {
     let mut other = ragged();
     other[0].ids[0] += 1;
     assert!(resumed(other, &run_options()).contains("the data differ from those that it was trained on"));
+    let validation: Option<Box<dyn fp8_hf::SequenceSource>> = Some(Box::new(ragged()));
+    let error = TrainRun::resume(&out, trainer(), Box::new(ragged()), validation, &run_options());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("the validation data differ from those that it was measured with"), "{error}");
     for (options, expected) in [
         (
             TrainRunOptions { batch: 4, ..run_options() },

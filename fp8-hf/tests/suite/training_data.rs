@@ -263,3 +263,32 @@ fn a_folder_with_both_parts_is_both() {
         DataOptions { validation: Validation::Files(vec![data().join("text.jsonl")]), ..one_a_sequence(64) };
     assert_eq!(reader.open(place.path(), &options).unwrap().validation.unwrap().summary().samples, 7);
 }
+
+#[test]
+fn files_of_tokens_whose_documents_cannot_be_told_apart_are_warned_of() {
+    let place = tempfile::tempdir().unwrap();
+    let reader = Reader::new("model");
+    let summary = |tokens: &[u16], options: &DataOptions| {
+        let path = place.path().join("tokens.bin");
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        fs::write(&path, bytes).unwrap();
+        reader.open(&path, options).unwrap().train.summary().warnings.clone()
+    };
+    let plain = DataOptions { seq: 4, ..Default::default() };
+    let without: Vec<u16> = (1..60).collect();
+    let with: Vec<u16> = (0..60).collect(); // 0 is the model's eos_token
+    assert!(summary(&with, &plain).is_empty());
+    let warnings = summary(&without, &plain);
+    assert!(
+        warnings[0].contains("eos_token is not among the first million tokens of a file"),
+        "{warnings:?}"
+    );
+    assert!(summary(&without, &DataOptions { cross_documents: true, ..plain }).is_empty());
+}
+
+#[test]
+fn windows_are_never_too_long() {
+    let options = DataOptions { seq: 8, too_long: Some(TooLong::Drop), ..Default::default() };
+    let error = Reader::new("model").error(&data().join("text.jsonl"), &options);
+    assert!(error.contains("samples that are joined and cut into windows are never too long"), "{error}");
+}

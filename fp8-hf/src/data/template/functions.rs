@@ -31,10 +31,16 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", to_json);
     environment.set_unknown_method_callback(|state, value, method, args| match method {
         REVERSED => reversed(value),
+        // As in Python; pycompat would look for it without end.
+        "count" if value.as_str().is_some() && matches!(args, [part] if part.as_str() == Some("")) => {
+            Ok(Value::from(value.as_str().unwrap_or_default().chars().count() + 1))
+        }
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
     });
     // Jinja's other filters and functions, such as `truncate` and `joiner`.
     minijinja_contrib::add_to_environment(environment);
+    // It would write the state of the program.
+    environment.remove_global("debug");
     // Texts are no HTML.
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
 }
