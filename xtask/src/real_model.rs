@@ -4,6 +4,7 @@
 //! weights of each scheme, and with FP8 inputs as well, and continues three prompts. `real_model.safetensors` has what transformers
 //! found for the same tokens: the loss of each, and the continuations.
 
+mod adapters;
 mod measure;
 mod table;
 
@@ -18,7 +19,7 @@ use xshell::{Shell, cmd};
 
 #[derive(clap::Args)]
 pub(crate) struct RealModel {
-    /// Also loads the model and generates with transformers (downloads torch, up to 3 GB)
+    /// Also loads the model and generates with transformers, and an adapter with peft (downloads torch, up to 3 GB)
     #[arg(long)]
     peers: bool,
     /// Evaluates only so many of the 8 windows of 512 tokens; what it then prints is no result
@@ -31,9 +32,10 @@ pub(crate) struct RealModel {
 
 /// Python packages of the conversion.
 const CONVERSION: [&str; 3] = ["numpy", "gguf", "tokenizers"];
-const PEERS: [&str; 2] = ["torch", "transformers"];
+const PEERS: [&str; 3] = ["torch", "transformers", "peft"];
 const CONVERT: &str = "xtask/src/real_model/convert.py";
 const TRANSFORMERS: &str = "xtask/src/real_model/peer.py";
+const ADAPTER: &str = "xtask/src/real_model/adapter.py";
 const EXPECTED: &str = "fp8-hf/tests/golden/hf/real_model.safetensors";
 
 pub(crate) fn run(options: &RealModel) -> Result {
@@ -62,6 +64,7 @@ pub(crate) fn run(options: &RealModel) -> Result {
     let expected = Expected::read(&root().join(EXPECTED))?;
     let mut table = Table::default();
     programs.run(&expected, &f32_model, &bf16_model, &mut table)?;
+    programs.adapters(&root().join(ADAPTER), &f32_model, &mut table)?;
     let text = table.markdown(options.windows.clamp(1, WINDOWS) == WINDOWS);
     println!("\n{text}");
     if let Some(path) = &options.save {

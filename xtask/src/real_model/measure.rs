@@ -97,8 +97,8 @@ const SCHEMES: [Scheme; 3] = [
 
 /// The output of `fp8 eval --json`.
 #[derive(Deserialize)]
-struct Evaluation {
-    perplexity: f64,
+pub(super) struct Evaluation {
+    pub(super) perplexity: f64,
     tokens_per_second: f64,
     seconds_to_load: f64,
     peak_memory_bytes: Option<u64>,
@@ -200,7 +200,7 @@ impl Programs {
         Ok(found.perplexity)
     }
 
-    fn eval(&self, model: &Path, options: &[&str]) -> Result<Evaluation> {
+    pub(super) fn eval(&self, model: &Path, options: &[&str]) -> Result<Evaluation> {
         let mut command = Command::new(&self.fp8);
         command.arg("eval").arg(model).arg("--ids").arg(&self.ids);
         command.args(["--json", "--windows", &self.windows.to_string()]).args(options);
@@ -316,7 +316,7 @@ fn memory(runs: &[Generation]) -> Option<u64> {
     runs.iter().filter_map(|run| run.peak_memory_bytes).min()
 }
 
-fn row(name: &str, found: &Evaluation, note: String, passed: Option<bool>) -> Row {
+pub(super) fn row(name: &str, found: &Evaluation, note: String, passed: Option<bool>) -> Row {
     Row {
         name: name.to_owned(),
         perplexity: Some(found.perplexity),
@@ -334,7 +334,7 @@ fn losses(text: &str) -> Result<Vec<f32>> {
     text.lines().skip(1).map(last).collect()
 }
 
-fn output(command: &mut Command) -> Result<Vec<u8>> {
+pub(super) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let words: Vec<String> = std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|word| word.display().to_string())
@@ -347,7 +347,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     }
 }
 
-fn json<T: DeserializeOwned>(command: &mut Command) -> Result<T> {
+pub(super) fn json<T: DeserializeOwned>(command: &mut Command) -> Result<T> {
     Ok(serde_json::from_slice(&output(command)?)?)
 }
 
