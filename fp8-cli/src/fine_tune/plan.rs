@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::time::Instant;
 
+/// Fewer steps are said to be few.
+const FEW: u64 = 20;
+
 /// The most tokens of a sample that a plan shows.
 const SHOWN: usize = 400;
 
@@ -31,6 +34,12 @@ pub(super) fn sentences(opened: &Opened, plan: &TrainPlan, steps: u64) -> String
         grouped(seq as u64),
         opened.trainer.micro_batch,
     );
+    if steps < FEW {
+        let _ = writeln!(
+            text,
+            "few steps teach little: --epochs N, or a smaller --batch or --seq, makes more of them"
+        );
+    }
     let _ = writeln!(text, "memory at the peak, estimated: {}", memory_of(&plan.memory));
     text
 }

@@ -227,8 +227,13 @@ fn a_dry_run_writes_nothing() {
     let folder = place.path();
     let before = listing(folder);
     let out = trained(folder, "model --data chat.jsonl --dry-run --time --lora 2");
-    for said in ["are trained, 15,672 are frozen", "⟦448.<|im_end|>⟧", "a step takes ", "memory at the peak"]
-    {
+    for said in [
+        "are trained, 15,672 are frozen",
+        "few steps teach little: --epochs N",
+        "⟦448.<|im_end|>⟧",
+        "a step takes ",
+        "memory at the peak",
+    ] {
         assert!(out.contains(said), "{said}: {out}");
     }
     let out = trained(folder, "model --data chat.jsonl --dry-run --json");
