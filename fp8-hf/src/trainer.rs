@@ -105,14 +105,25 @@ struct Results {
 /// The result of a step: see [`Trainer::step`].
 ///
 /// ```
-/// # fn take(trainer: &mut fp8_hf::Trainer, sequence: fp8_hf::data::Sequence) -> fp8_hf::Result<()> {
-/// let step = trainer.step(1, &mut |_| Ok(sequence.clone()), 1e-4)?;
-/// match &step.non_finite {
-///     None => println!("loss {:.4} over {} tokens", step.loss, step.learned),
-///     Some(tensor) => println!("skipped: {tensor}"),
-/// }
-/// # Ok(())
-/// # }
+/// # use fp8_hf::data::Sequence;
+/// # use fp8_hf::{self as hf, Config, Folder, Trainer, TrainerOptions};
+/// # use fp8_nn::prelude::*;
+/// # let place = std::env::temp_dir().join(format!("fp8-train-step-{}", std::process::id()));
+/// # std::fs::create_dir(&place)?;
+/// # let config = Config::from_json(
+/// #     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+/// #         "num_attention_heads": 2, "max_position_embeddings": 8}"#,
+/// # )?;
+/// # let model = Gpt::new("model", &config.gpt_options(), &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// # hf::save_model(&place.join("model"), &config, &model, None)?;
+/// # let options = TrainerOptions { seq: 4, ..Default::default() };
+/// # let mut trainer = Trainer::new(Folder::open(&place.join("model"))?, None, &options, &Device::cpu(), None)?;
+/// let sequence = Sequence { ids: vec![1, 2, 3, 4], targets: vec![-100, 3, 4, 5], lengths: vec![4] };
+/// let step = trainer.step(2, &mut |_| Ok(sequence.clone()), 1e-4)?;
+/// assert_eq!((step.learned, step.tokens, step.skipped), (6, 8, false));
+/// assert!(step.loss.is_finite() && step.non_finite.is_none());
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -134,10 +145,25 @@ pub struct TrainStep {
 /// The losses of an evaluation: see [`Trainer::evaluate`].
 ///
 /// ```
-/// # fn measure(trainer: &mut fp8_hf::Trainer, held_out: &[fp8_hf::data::Sequence]) -> fp8_hf::Result<f64> {
+/// # use fp8_hf::data::Sequence;
+/// # use fp8_hf::{self as hf, Config, Folder, Trainer, TrainerOptions};
+/// # use fp8_nn::prelude::*;
+/// # let place = std::env::temp_dir().join(format!("fp8-train-evaluation-{}", std::process::id()));
+/// # std::fs::create_dir(&place)?;
+/// # let config = Config::from_json(
+/// #     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+/// #         "num_attention_heads": 2, "max_position_embeddings": 8}"#,
+/// # )?;
+/// # let model = Gpt::new("model", &config.gpt_options(), &Device::cpu(), &mut fp8_nn::rand::rng())?;
+/// # hf::save_model(&place.join("model"), &config, &model, None)?;
+/// # let options = TrainerOptions { seq: 4, ..Default::default() };
+/// # let mut trainer = Trainer::new(Folder::open(&place.join("model"))?, None, &options, &Device::cpu(), None)?;
+/// let held_out = [Sequence { ids: vec![1, 2, 3, 4], targets: vec![2, 3, 4, 5], lengths: vec![4] }];
 /// let evaluation = trainer.evaluate(held_out.len(), &mut |index| Ok(held_out[index].clone()))?;
-/// Ok(evaluation.loss.exp()) // the perplexity
-/// # }
+/// let perplexity = evaluation.loss.exp();
+/// assert!(evaluation.learned == 4 && (10.0..25.0).contains(&perplexity)); // near 16, the vocabulary
+/// # std::fs::remove_dir_all(place)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
