@@ -3,7 +3,7 @@
 use crate::backend::{Backend, dispatch};
 use crate::cells::Counts;
 use crate::ops::DropoutKey;
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 
 /// A seed and a count on a device, from which each training step takes a key of its own.
 ///
@@ -113,6 +113,36 @@ impl DropoutDraw {
     pub fn mask(&self, number: u64) -> Self {
         let first = self.first.wrapping_add(number.wrapping_mul(Self::COUNTERS));
         Self { key: self.key.clone(), first }
+    }
+
+    /// Returns the random numbers of a part of the mask, which begins at element `element` of the whole tensor. With them, a rank
+    /// that holds some rows of a tensor drops what one device would drop in the whole.
+    ///
+    /// # Errors
+    /// An `element` that is not a multiple of 4: four elements share a counter.
+    ///
+    /// ```
+    /// use fp8_kernels::{DType, Device, DropoutDraw, Tensor, ops};
+    /// let draw = DropoutDraw::from(ops::DropoutKey { seed: 1, offset: 0 });
+    /// let whole = Tensor::full(1.0, [8, 4], DType::F32, &Device::cpu())?;
+    /// let last_rows = ops::rows(&whole, 3..8)?;
+    /// let y = ops::dropout(&last_rows, 0.5, draw.at(3 * 4)?)?;
+    /// assert_eq!(y.to_vec::<f32>()?, ops::dropout(&whole, 0.5, &draw)?.to_vec::<f32>()?[12..]);
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    pub fn at(&self, element: u64) -> Result<Self> {
+        const LANES: u64 = 4;
+        if !element.is_multiple_of(LANES) {
+            let remedy =
+                "a part of a mask begins at a multiple of 4: cut the tensor at such an element".to_owned();
+            return Err(Error::Option {
+                op: "dropout",
+                option: "element",
+                value: element.to_string(),
+                remedy,
+            });
+        }
+        Ok(Self { key: self.key.clone(), first: self.first.wrapping_add(element / LANES) })
     }
 
     /// Returns the key. On a GPU this waits until all work queued so far is done.

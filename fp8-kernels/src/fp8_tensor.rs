@@ -307,6 +307,24 @@ impl Fp8Tensor {
         }
     }
 
+    /// Returns the tensor without its columnwise codes if it has rowwise ones. The codes are shared, not copied.
+    ///
+    /// ```
+    /// use fp8_kernels::{Device, Encoding, Fp8Tensor, Tensor};
+    /// let cpu = Device::cpu();
+    /// let codes = Tensor::from_vec(vec![0x38u8, 0x40], [1, 2], &cpu)?;
+    /// let both = Fp8Tensor::from_codes(codes, [1, 2], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?.with_columnwise()?;
+    /// assert!(both.columnwise().is_some() && both.without_columnwise().columnwise().is_none());
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without_columnwise(&self) -> Self {
+        match self.layouts.rowwise() {
+            Some(rowwise) => Self { layouts: Layouts::Rowwise(rowwise.clone()), ..*self },
+            None => self.clone(),
+        }
+    }
+
     /// Returns the transposed matrix, whose rowwise codes are this tensor's columnwise ones and the other way round.
     ///
     /// The codes are shared. A transposed copy is made only if it does not exist yet, all elements share one factor and the

@@ -14,11 +14,12 @@ use fp8_kernels::{
     Result, Scale, ScalePolicy, ScaleRule, Slot, Tensor,
 };
 use ops::{
-    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, LossScale, LossScaleState, NormOptions,
-    NormStats, ScoreOptions, Sequences,
+    AttentionSaved, CrossEntropyOptions, CrossEntropyPart, CrossEntropySaved, LossScale, LossScaleState,
+    NormOptions, NormStats, Part, ScoreOptions, Sequences,
 };
 
 const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
+const PART: Part = Part { first: 0, total: 8 };
 const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
 
 /// A call whose operands are on the devices given for each.
@@ -179,9 +180,41 @@ calls! {
         let options = CrossEntropyOptions::default();
         ops::cross_entropy_backward_scaled(&logits, &targets, &saved, &options, &loss_scale(scale)?)?
     };
+    cross_entropy_part(logits, targets): {
+        let (logits, targets) = (floats([4, 4], logits)?, ints([4], targets)?);
+        ops::cross_entropy_part(&logits, &targets, PART, &CrossEntropyOptions::default())?
+    };
+    cross_entropy_part_sums(own_max, own_sums, row_max): {
+        let part = CrossEntropyPart { row_max: floats([4], own_max)?, sums: floats([2, 4], own_sums)? };
+        ops::cross_entropy_part_sums(&part, &floats([4], row_max)?)?
+    };
+    cross_entropy_of_parts(targets, row_max, sums): {
+        let (targets, row_max, sums) = (ints([4], targets)?, floats([4], row_max)?, floats([2, 4], sums)?);
+        ops::cross_entropy_of_parts(&targets, &row_max, &sums, 8, &CrossEntropyOptions::default())?
+    };
+    cross_entropy_part_backward(logits, targets, row_max, row_sum, count): {
+        let (row_max, row_sum) = (floats([4], row_max)?, floats([4], row_sum)?);
+        let saved = CrossEntropySaved { row_max, row_sum, count: ints([], count)? };
+        let (logits, targets) = (floats([4, 4], logits)?, ints([4], targets)?);
+        ops::cross_entropy_part_backward(&logits, &targets, PART, &saved, &CrossEntropyOptions::default(), 1.0)?
+    };
+    cross_entropy_part_backward_scaled(logits, targets, row_max, row_sum, count, scale): {
+        let (row_max, row_sum) = (floats([4], row_max)?, floats([4], row_sum)?);
+        let saved = CrossEntropySaved { row_max, row_sum, count: ints([], count)? };
+        let (logits, targets) = (floats([4, 4], logits)?, ints([4], targets)?);
+        let (options, scale) = (CrossEntropyOptions::default(), loss_scale(scale)?);
+        ops::cross_entropy_part_backward_scaled(&logits, &targets, PART, &saved, &options, &scale)?
+    };
     embedding(ids, table): ops::embedding(&ints([3], ids)?, &floats([4, 2], table)?)?;
     embedding_backward(dy, ids, table): {
         ops::embedding_backward(&floats([3, 2], dy)?, &ints([3], ids)?, &mut floats([4, 2], table)?, "table")?
+    };
+    embedding_part(ids, table): {
+        ops::embedding_part(&ints([3], ids)?, &floats([4, 2], table)?, PART)?
+    };
+    embedding_part_backward(dy, ids, table): {
+        let (dy, ids) = (floats([3, 2], dy)?, ints([3], ids)?);
+        ops::embedding_part_backward(&dy, &ids, &mut floats([4, 2], table)?, PART, "table")?
     };
     kv_cache_append(cache, new, starts, lengths): {
         let (mut cache, new) = (floats([2, 4, 1, 4], cache)?, floats([2, 1, 1, 4], new)?);

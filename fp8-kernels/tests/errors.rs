@@ -4,10 +4,10 @@
 
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::fp8_format::slice::BlockScaling;
-use fp8_kernels::ops::{self, Activation, AdamWFactors, AdamWStep, Layout, Norm};
+use fp8_kernels::ops::{self, Activation, AdamWFactors, AdamWStep, DropoutKey, Layout, Norm};
 use fp8_kernels::{
-    Arena, ArenaOptions, BlockRule, DType, Device, Encoding, Fp8Tensor, Operand, Result, Scale, ScalePolicy,
-    ScaleRule, Shape, Slot, Tensor, UpdateClock,
+    Arena, ArenaOptions, BlockRule, DType, Device, DropoutDraw, Encoding, Fp8Tensor, Operand, Result, Scale,
+    ScalePolicy, ScaleRule, Shape, Slot, Tensor, UpdateClock,
 };
 use ops::{
     AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats, ScoreOptions, Sequences,
@@ -186,6 +186,9 @@ fn cross_entropy() {
             "cross_entropy: normalizer = 0: give a finite number greater than 0, or None for the number of targets";
         backward(floats([3]), ints(scalar)) =>
             "cross_entropy_backward: the saved rows and the logits' rows: got [3] and [4]: pass what cross_entropy returned";
+        ops::cross_entropy_of_parts(&targets, &floats([4]), &floats([4]), 8, &options) =>
+            "cross_entropy_of_parts: sums and [2, rows]: got [4] and [2, 4]: pass what cross_entropy_part returned, reduced over \
+             the parts";
         backward(floats([4]), ints([2])) =>
             "cross_entropy_backward: shape [2]: count holds one value: pass what cross_entropy returned";
     }
@@ -204,6 +207,10 @@ fn embeddings() {
                 [1; Shape::MAX_RANK],
                 Shape::MAX_RANK - 1
             );
+        ops::embedding_part(&ids, &table, ops::Part { first: 5, total: 8 }) =>
+            "embedding_part: part = 4 from 5 on, of 8: a part ends within the whole";
+        DropoutDraw::from(DropoutKey { seed: 1, offset: 0 }).at(6) =>
+            "dropout: element = 6: a part of a mask begins at a multiple of 4: cut the tensor at such an element";
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::span::Span;
 use crate::backend::{Backend, cuda};
-use crate::{Device, Error, Result, host};
+use crate::{DType, Device, Error, Result, Shape, Tensor, host};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,6 +47,30 @@ impl Cell {
     /// The device failed; none on the CPU.
     pub fn write(&self, value: f32) -> Result<()> {
         self.cells.write(self.index, &[value])
+    }
+
+    /// Returns the value as a tensor of one f32, without reading it to the host. On a GPU it is the value after the work that is
+    /// queued so far.
+    ///
+    /// ```
+    /// use fp8_kernels::{Cell, Device};
+    /// let amax = Cell::new(2.0, &Device::cpu())?.to_tensor()?;
+    /// assert_eq!((amax.shape().numel(), amax.item()?), (1, 2.0));
+    /// # Ok::<(), fp8_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device is out of memory or failed; none on the CPU.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        match &self.cells.block {
+            CellBlock::Cpu(_) => Tensor::scalar(self.read()?, self.device()),
+            CellBlock::Cuda(..) => {
+                let gpu = self.device().gpu("to_tensor")?;
+                let copy = gpu.alloc(DType::F32, 1)?;
+                gpu.copy(copy.ptr(), self.cuda("to_tensor")?, size_of::<f32>())?;
+                Ok(Tensor::from_cuda(copy, Shape::from([]), self.device()))
+            }
+        }
     }
 
     /// Replaces the value by the larger of itself and `amax`. The bits are compared as signed integers, which is right for
@@ -210,7 +234,7 @@ impl Cells {
             }
             CellBlock::Cuda(cells, known) => {
                 let gpu = self.device.gpu("duplicate")?;
-                let copy = gpu.alloc(crate::DType::F32, cells.len())?;
+                let copy = gpu.alloc(DType::F32, cells.len())?;
                 gpu.copy(copy.ptr(), cells.ptr(), cells.bytes())?;
                 CellBlock::Cuda(copy, Arc::new(known.of_copy()?))
             }

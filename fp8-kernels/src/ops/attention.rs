@@ -1,6 +1,6 @@
 //! Attention in blocks: scores are never stored as a whole.
 
-use super::{Dropout, Sequences};
+use super::{Dropout, Part, Sequences};
 use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor};
 
@@ -35,6 +35,9 @@ pub struct ScoreOptions<'a> {
     /// Dropout of the probabilities, after they were normalized. Element i of its mask is that of the probabilities
     /// `[batch, heads, queries, keys]`, in row-major order. Backward needs the same. Default: `None`.
     pub dropout: Option<&'a Dropout>,
+    /// The place of q's heads among all heads of the layer, where this call has a part of them. The mask of `dropout` is that of
+    /// all, so each head drops what it would drop in a call with all of them. Default: `None`, these are all.
+    pub dropout_heads: Option<Part>,
 }
 
 impl Default for ScoreOptions<'_> {
@@ -45,6 +48,7 @@ impl Default for ScoreOptions<'_> {
             diagonal: Diagonal::TopLeft,
             softmax_scale: None,
             dropout: None,
+            dropout_heads: None,
         }
     }
 }
@@ -116,6 +120,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) rounding: Option<Encoding>,
     /// With a probability above 0.
     pub(crate) dropout: Option<&'a Dropout>,
+    /// The heads among those of the mask.
+    pub(crate) mask_heads: Part,
 }
 
 /// Computes scaled dot-product attention, `o = softmax(softmax_scale · q·kᵀ + mask) · v`, for each batch entry and head.
@@ -131,7 +137,7 @@ pub(crate) struct Problem<'a> {
 /// finite numbers.
 ///
 /// With `options.dropout`, each probability is 0 with the probability p, and divided by 1 − p otherwise, before it is multiplied
-/// by its value.
+/// by its value. `options.dropout_heads` is for a call with a part of a layer's heads.
 ///
 /// Scores, softmax and sums are f32, and the result is rounded once. Scores are computed in blocks and never stored as a
 /// whole, so memory grows linearly with the sequence length. Returns `o` and what [`attention_backward`] needs.
@@ -139,7 +145,8 @@ pub(crate) struct Problem<'a> {
 /// # Errors
 /// Shapes other than these; heads that are not a multiple of groups; a head_dim of 0; different dtypes; a softmax scale that
 /// is not finite; a length outside 0 ..= queries or keys, which a GPU reports at the next call that waits for it; a packing of
-/// other sizes; dropout with a probability outside `[0, 1)` or a draw on another device.
+/// other sizes; dropout with a probability outside `[0, 1)` or a draw on another device; heads that do not end within those of
+/// `options.dropout_heads`.
 ///
 /// ```
 /// use fp8_kernels::ops::{self, Sequences};
@@ -255,8 +262,40 @@ pub(super) fn problem<'a>(
     let right = if options.causal { Some(0) } else { options.window.1 };
     let (window, diagonal) = ([options.window.0, right], options.diagonal);
     let dropout = Dropout::checked(options.dropout, op, "dropout.p", q.device())?;
-    let rounding = None;
-    Ok(Problem { batch, queries, keys, heads, groups, head_dim, window, diagonal, scale, rounding, dropout })
+    let mask_heads = mask_heads(op, options.dropout_heads, [batch, heads, queries, keys])?;
+    Ok(Problem {
+        batch,
+        queries,
+        keys,
+        heads,
+        groups,
+        head_dim,
+        window,
+        diagonal,
+        scale,
+        rounding: None,
+        dropout,
+        mask_heads,
+    })
+}
+
+/// Returns the place of a call's heads in those of the mask. Backends count heads in 32 bits, and the mask's elements in 64.
+fn mask_heads(
+    op: &'static str,
+    given: Option<Part>,
+    [batch, heads, queries, keys]: [usize; 4],
+) -> Result<Part> {
+    let Some(part) = given else { return Ok(Part::whole(heads)) };
+    part.check(op, "dropout_heads", heads)?;
+    let elements = [batch, part.total, queries, keys]
+        .iter()
+        .try_fold(1u64, |product, &extent| product.checked_mul(extent as u64));
+    if i32::try_from(part.total).is_err() || elements.is_none() {
+        let remedy = "a mask has fewer than 2^31 heads and 2^64 elements".to_owned();
+        let value = part.total.to_string();
+        return Err(Error::Option { op, option: "dropout_heads.total", value, remedy });
+    }
+    Ok(part)
 }
 
 pub(super) fn dims4(op: &'static str, x: &Tensor) -> Result<[usize; 4]> {

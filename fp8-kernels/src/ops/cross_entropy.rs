@@ -1,6 +1,6 @@
 //! The cross-entropy of logits and target ids, and its gradient.
 
-use super::LossScale;
+use super::{LossScale, Part};
 use crate::backend::dispatch;
 use crate::{Cell, DType, Error, Result, Shape, Tensor};
 
@@ -53,7 +53,10 @@ pub fn cross_entropy(
     options: &CrossEntropyOptions,
 ) -> Result<(Tensor, CrossEntropySaved)> {
     check("cross_entropy", logits, targets, options)?;
-    dispatch!(logits.device(), cross_entropy::cross_entropy(logits, targets, options))
+    let total = logits.shape().last_dim();
+    let rows = dispatch!(logits.device(), cross_entropy::rows(logits, targets, Part::whole(total), options))?;
+    let (row_max, sums) = (&rows.row_max, &rows.sums);
+    dispatch!(logits.device(), cross_entropy::cross_entropy(row_max, sums, targets, total, options))
 }
 
 /// Returns the gradient of the logits: `dxᵢⱼ = loss_scale / n · (softmax(xᵢ)ⱼ − [j = tᵢ])`, and 0 for ignored rows.
@@ -81,11 +84,7 @@ pub fn cross_entropy_backward(
     options: &CrossEntropyOptions,
     loss_scale: f32,
 ) -> Result<Tensor> {
-    check_backward("cross_entropy_backward", logits, targets, saved, options)?;
-    dispatch!(
-        logits.device(),
-        cross_entropy::cross_entropy_backward(logits, targets, saved, options, Factor::Given(loss_scale))
-    )
+    backward("cross_entropy_backward", logits, targets, None, saved, options, Factor::Given(loss_scale))
 }
 
 /// [`cross_entropy_backward`] with a loss scale that is read on the device when the work runs, so that a recorded call uses
@@ -115,18 +114,8 @@ pub fn cross_entropy_backward_scaled(
     loss_scale: &LossScale,
 ) -> Result<Tensor> {
     let op = "cross_entropy_backward_scaled";
-    check_backward(op, logits, targets, saved, options)?;
     logits.device().expect_same(op, loss_scale.device())?;
-    dispatch!(
-        logits.device(),
-        cross_entropy::cross_entropy_backward(
-            logits,
-            targets,
-            saved,
-            options,
-            Factor::OnDevice(loss_scale.cell())
-        )
-    )
+    backward(op, logits, targets, None, saved, options, Factor::OnDevice(loss_scale.cell()))
 }
 
 /// The factor of a loss's gradient.
@@ -134,6 +123,26 @@ pub fn cross_entropy_backward_scaled(
 pub(crate) enum Factor<'a> {
     Given(f32),
     OnDevice(&'a Cell),
+}
+
+/// Checks the arguments and computes the gradient of all columns, or of those of a part.
+pub(super) fn backward(
+    op: &'static str,
+    logits: &Tensor,
+    targets: &Tensor,
+    part: Option<Part>,
+    saved: &CrossEntropySaved,
+    options: &CrossEntropyOptions,
+    factor: Factor<'_>,
+) -> Result<Tensor> {
+    check_backward(op, logits, targets, saved, options)?;
+    let columns = logits.shape().last_dim();
+    let part = part.unwrap_or(Part::whole(columns));
+    part.check(op, "part", columns)?;
+    dispatch!(
+        logits.device(),
+        cross_entropy::cross_entropy_backward(logits, targets, part, saved, options, factor)
+    )
 }
 
 fn check_backward(
@@ -162,7 +171,12 @@ fn check_backward(
     Ok(())
 }
 
-fn check(op: &'static str, logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions) -> Result<()> {
+pub(super) fn check(
+    op: &'static str,
+    logits: &Tensor,
+    targets: &Tensor,
+    options: &CrossEntropyOptions,
+) -> Result<()> {
     logits.expect_float(op, "logits")?;
     targets.expect_dtype(op, "targets", DType::I32)?;
     logits.device().expect_same(op, targets.device())?;
@@ -176,9 +190,19 @@ fn check(op: &'static str, logits: &Tensor, targets: &Tensor, options: &CrossEnt
         let remedy = "give one target per row of logits";
         return Err(Error::Shapes { op, what: "logits and targets", lhs, rhs, remedy });
     }
+    check_options(op, logits.shape(), rows, options)
+}
+
+/// Checks the number of rows, which errors blame on `shape`, and the normalizer.
+pub(super) fn check_options(
+    op: &'static str,
+    shape: &Shape,
+    rows: usize,
+    options: &CrossEntropyOptions,
+) -> Result<()> {
     if i32::try_from(rows).is_err() {
         let remedy = format!("{rows} rows: give at most {}, since targets are counted in an i32", i32::MAX);
-        return Err(Error::Shape { op, shape: *logits.shape(), remedy });
+        return Err(Error::Shape { op, shape: *shape, remedy });
     }
     match options.normalizer {
         Some(n) if !(n.is_finite() && n > 0.0) => {

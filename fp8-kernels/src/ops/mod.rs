@@ -33,6 +33,7 @@
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
+//! | parts of a vocabulary | [`embedding_part`], [`embedding_part_backward`], [`cross_entropy_part`], [`cross_entropy_part_sums`], [`cross_entropy_of_parts`], [`cross_entropy_part_backward`], [`cross_entropy_part_backward_scaled`] |
 //! | generation | [`kv_cache_append`], [`sample`](sample()) |
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`optimizer_step`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
@@ -50,6 +51,7 @@ mod attention_fp8;
 mod cast;
 mod compare_calls;
 mod cross_entropy;
+mod cross_entropy_part;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -62,6 +64,7 @@ mod linear;
 mod loss_scale;
 mod norm;
 mod optimizer;
+mod part;
 mod permute;
 mod quantize;
 mod reduce;
@@ -95,9 +98,13 @@ pub use cross_entropy::{
     CrossEntropyOptions, CrossEntropySaved, cross_entropy, cross_entropy_backward,
     cross_entropy_backward_scaled,
 };
+pub use cross_entropy_part::{
+    CrossEntropyPart, cross_entropy_of_parts, cross_entropy_part, cross_entropy_part_backward,
+    cross_entropy_part_backward_scaled, cross_entropy_part_sums,
+};
 pub use dropout::{Dropout, DropoutKey, dropout, dropout_add, dropout_add_backward, dropout_backward};
 pub use elementwise::{add, bias, clip_in_place, mul, scale, scale_in_place};
-pub use embedding::{embedding, embedding_backward};
+pub use embedding::{embedding, embedding_backward, embedding_part, embedding_part_backward};
 pub use emulation::{Emulation, emulation};
 pub use gemm::{Layout, gemm, gemm_accumulate};
 pub(crate) use gemm::{check_output, output_shape};
@@ -115,6 +122,7 @@ pub use optimizer::{
     MOMENT_BLOCK, Moment, OptimizerGroup, OptimizerTensor, StepCheck, UpdateRule, moment_scales,
     optimizer_step,
 };
+pub use part::Part;
 pub(crate) use permute::Order;
 pub use permute::permute;
 pub use quantize::{quantize, quantize_dbias, quantize_many};

@@ -95,7 +95,7 @@ fn options(problem: &Attention) -> ScoreOptions<'static> {
     let diagonal = if problem.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
     let [left, right] = problem.window;
     let window = (left, right);
-    ScoreOptions { causal: problem.causal, window, diagonal, softmax_scale: None, dropout: None }
+    ScoreOptions { causal: problem.causal, window, diagonal, ..Default::default() }
 }
 
 fn dropout(problem: &Attention) -> Option<Dropout> {

@@ -6,7 +6,7 @@ use super::compare::{ensure, equal, refused, same};
 use super::data::{normal, tensor};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
-use fp8_kernels::ops::{Dropout, DropoutKey, Packing, ScoreOptions, Sequences};
+use fp8_kernels::ops::{Dropout, DropoutKey, Packing, Part, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, DropoutState, Tensor, ops};
 
 cases![
@@ -14,6 +14,7 @@ cases![
     tensor_cores_match_the_oracle,
     masks_are_those_of_the_oracle: Dtypes,
     packed_sequences_have_the_masks_of_their_places: Dtypes,
+    heads_of_a_part_drop_what_they_drop_in_the_whole: Dtypes,
     rows_keep_maxima_and_sums_without_dropout,
     zero_probability_changes_nothing,
     draws_on_the_device_are_those_of_their_key,
@@ -56,11 +57,13 @@ fn problems(small: bool) -> Vec<Attention> {
     }
     vec![
         problem([2, 65, 67, 2, 1, 40], true, none, None, (0.1, 3, 5)),
-        problem([1, 70, 97, 2, 2, 64], false, some, Some(&[90]), (0.9, 4, 0)),
+        problem([2, 70, 97, 2, 2, 64], false, some, Some(&[90, 97]), (0.9, 4, 0)),
         problem([1, 70, 97, 2, 1, 80], false, none, Some(&[83]), (0.5, 5, 9)),
         problem([1, 40, 130, 1, 1, 128], true, [Some(70), None], None, (0.1, 6, 1)),
         // The third tile of keys and the second of queries end in their last load.
-        problem([1, 125, 190, 1, 1, 128], false, none, Some(&[187]), (0.1, 7, 2)),
+        problem([2, 125, 190, 1, 1, 128], false, none, Some(&[187, 190]), (0.1, 7, 2)),
+        // Rows begin and end in every column of a tile.
+        problem([1, 150, 190, 1, 1, 128], false, some, None, (0.1, 8, 3)),
     ]
 }
 
@@ -176,6 +179,49 @@ fn packed_sequences_have_the_masks_of_their_places(device: &Device, dtype: DType
     Ok(())
 }
 
+/// Some heads of `[batch, sequence, heads, head_dim]`.
+pub(super) fn heads(x: &Tensor, range: std::ops::Range<usize>) -> fp8_kernels::Result<Tensor> {
+    let [batch, sequence, heads, dim] = [0, 1, 2, 3].map(|i| x.shape()[i]);
+    let sizes = [range.start, range.len(), heads - range.end].map(|heads| heads * dim);
+    let parts = ops::split(&x.reshape([batch, sequence, heads * dim])?, &sizes)?;
+    parts[1].reshape([batch, sequence, range.len(), dim])
+}
+
+/// Outputs and gradients of each part of the heads, with their groups, have the bits of the whole's.
+fn heads_of_a_part_drop_what_they_drop_in_the_whole(device: &Device, dtype: DType) -> Outcome {
+    let packing = Sequences::Packed(Packing::new(&[3, 13, 1, 20], device)?);
+    for (batch, sequences) in [(2, Sequences::Full), (1, packing)] {
+        // Groups are cut with their heads: heads, groups, the groups of the first part, and head_dim.
+        for ([all, groups, cut], dim) in [([4, 4, 1], 40), ([6, 3, 2], 5), ([4, 2, 1], 128)] {
+            // Rows of a number of keys that is no multiple of four.
+            let tokens = 37;
+            let make = |heads, seed| normal([batch, tokens, heads, dim], dtype, seed, device);
+            let (q, k, v, dy) = (make(all, 1)?, make(groups, 2)?, make(groups, 3)?, make(all, 4)?);
+            let dropout = Dropout { p: 0.3, draw: DropoutKey { seed: 5, offset: 1 }.into() };
+            let run = |[q, k, v, dy]: [&Tensor; 4], dropout_heads| {
+                let options = ScoreOptions { dropout: Some(&dropout), dropout_heads, ..Default::default() };
+                let (o, saved) = ops::attention(q, k, v, &sequences, options)?;
+                let (dq, dk, dv) = ops::attention_backward(dy, q, k, v, &o, &saved, &sequences, options)?;
+                Ok::<_, fp8_kernels::Error>([o, dq, dk, dv])
+            };
+            let whole = run([&q, &k, &v, &dy], None)?;
+            for range in [0..cut, cut..groups] {
+                let own = range.start * all / groups..range.end * all / groups;
+                let [q, dy] = [&q, &dy].map(|x| heads(x, own.clone()));
+                let [k, v] = [&k, &v].map(|x| heads(x, range.clone()));
+                let part = Part { first: own.start, total: all };
+                let got = run([&q?, &k?, &v?, &dy?], Some(part))?;
+                for (i, (got, whole)) in got.iter().zip(&whole).enumerate() {
+                    let range = if i < 2 { own.clone() } else { range.clone() };
+                    let what = format!("result {i}, dim {dim}, {all} heads, {groups} groups, {range:?}");
+                    same(&what, &got.to_f32_vec()?, &heads(whole, range)?.to_f32_vec()?, dim)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 fn rows_keep_maxima_and_sums_without_dropout(device: &Device) -> Outcome {
     for (dtype, dim) in [(DType::F32, 5), (DType::BF16, 40), (DType::F16, 72)] {
         let x = normal([1, 9, 2, dim], dtype, 1, device)?;
@@ -221,6 +267,25 @@ fn same_for_any_threads(device: &Device) -> Outcome {
 
 fn refuses(device: &Device) -> Outcome {
     let x = normal([1, 2, 1, 8], DType::F32, 1, device)?;
+    let (o, saved) = ops::attention(&x, &x, &x, &Sequences::Full, ScoreOptions::default())?;
+    for (part, wording) in [
+        (
+            Part { first: 3, total: 3 },
+            "dropout_heads = 1 from 3 on, of 3: a part ends within the whole".to_owned(),
+        ),
+        (
+            Part { first: 3, total: 1 << 31 },
+            format!(
+                "dropout_heads.total = {}: a mask has fewer than 2^31 heads and 2^64 elements",
+                1u64 << 31
+            ),
+        ),
+    ] {
+        let options = ScoreOptions { dropout_heads: Some(part), ..Default::default() };
+        refused(ops::attention(&x, &x, &x, &Sequences::Full, options), &format!("attention: {wording}"))?;
+        let result = ops::attention_backward(&x, &x, &x, &x, &o, &saved, &Sequences::Full, options);
+        refused(result, &format!("attention_backward: {wording}"))?;
+    }
     for p in [1.0, -0.1, f32::NAN] {
         let dropout = Dropout { p, draw: DropoutKey { seed: 1, offset: 0 }.into() };
         let options = ScoreOptions { dropout: Some(&dropout), ..Default::default() };

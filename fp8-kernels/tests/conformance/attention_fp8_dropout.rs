@@ -1,13 +1,15 @@
 //! Dropout of probabilities that products read as FP8 codes: masks by themselves, and results against the oracle with its own
 //! random numbers.
 
+use super::attention_dropout::heads;
 use super::attention_fp8::{Call, agrees, near_exact, problem, quantized};
 use super::case::{Outcome, cases};
 use super::compare::{close_norm, ensure, same};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
-use fp8_kernels::ops::{self, Dropout, Packing, ScoreOptions, Sequences};
-use fp8_kernels::{DType, Device, DropoutState, Encoding, Tensor};
+use fp8_kernels::ops::{self, Dropout, Packing, Part, ScoreOptions, Sequences};
+use fp8_kernels::{DType, Device, DropoutState, Encoding, Fp8Tensor, Result, Tensor};
+use std::ops::Range;
 
 cases![
     rounds_what_is_kept: Formats,
@@ -15,6 +17,7 @@ cases![
     masks_are_those_of_attention_in_high_precision,
     packed_sequences_have_the_masks_of_their_places,
     gradients_of_values_have_the_mask: Formats,
+    heads_of_a_part_drop_what_they_drop_in_the_whole: Formats,
     codes_do_not_saturate,
     as_many_are_kept_as_the_probability_says,
     rows_keep_maxima_and_sums_without_dropout,
@@ -52,7 +55,7 @@ fn many_tiles_stay_near_exact_attention(device: &Device, encoding: Encoding) -> 
 }
 
 /// Zeros and ones, which are codes without an error.
-fn ones(shape: [usize; 4], one: impl Fn(usize) -> bool, device: &Device) -> fp8_kernels::Result<Tensor> {
+fn ones(shape: [usize; 4], one: impl Fn(usize) -> bool, device: &Device) -> Result<Tensor> {
     let values = (0..shape.iter().product()).map(|i| f32::from(one(i))).collect();
     Tensor::from_vec(values, shape, device)
 }
@@ -122,6 +125,41 @@ fn gradients_of_values_have_the_mask(device: &Device, encoding: Encoding) -> Out
                 ensure((f64::from(value) - want).abs() <= 0.04 * want, || {
                     format!("head {head}, query {query}, key {key}: {value}, expected {want}")
                 })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Outputs and gradients of each part of the heads, with their groups, have the bits of the whole's.
+fn heads_of_a_part_drop_what_they_drop_in_the_whole(device: &Device, encoding: Encoding) -> Outcome {
+    // Heads, groups, and the groups of the first part; the last head size has no kernel for codes.
+    for ([all, groups, cut], dim) in [([4, 4, 1], 64), ([6, 3, 2], 80), ([4, 2, 1], 128), ([4, 2, 1], 24)] {
+        let p = with(problem([2, 37, 37, all, groups, dim], None), (0.3, 5, 1));
+        let call = Call::new(&Attention { causal: true, ..p }, encoding, device)?;
+        let whole = call.run(DType::F32)?;
+        for range in [0..cut, cut..groups] {
+            let of_queries = range.start * all / groups..range.end * all / groups;
+            let ranges = [&of_queries, &range, &range, &of_queries];
+            let part = |(x, range): (&Fp8Tensor, &&Range<usize>)| {
+                let codes = heads(x.stored_codes(), (*range).clone())?;
+                let shape = *codes.shape();
+                Fp8Tensor::from_codes(codes, shape, x.encoding(), x.scale_inv().clone())
+            };
+            let codes = call.codes.iter().zip(&ranges).map(part).collect::<Result<Vec<_>>>()?;
+            let dropout_heads = Some(Part { first: of_queries.start, total: all });
+            let own = Call {
+                codes: codes.try_into().map_err(|_| "four tensors")?,
+                values: call.values.clone(),
+                sequences: call.sequences.clone(),
+                options: ScoreOptions { dropout_heads, ..call.options },
+                dropout: call.dropout.clone(),
+            };
+            let got = own.run(DType::F32)?;
+            for (i, range) in [&of_queries, &of_queries, ranges[1], ranges[2]].into_iter().enumerate() {
+                let what = format!("result {i}, dim {dim}, {all} heads, {groups} groups, {range:?}");
+                let want = heads(&whole[i], range.clone())?.to_vec::<f32>()?;
+                same(&what, &got[i].to_vec::<f32>()?, &want, dim)?;
             }
         }
     }

@@ -4,7 +4,7 @@ use super::data::{AROUND_2_16, FLOATS, normal, specials, tensor};
 use super::threads::same_bits;
 use crate::oracle::philox::philox;
 use fp8_kernels::ops::{Dropout, DropoutKey};
-use fp8_kernels::{DType, Device, DropoutState, Tensor, ops};
+use fp8_kernels::{DType, Device, DropoutDraw, DropoutState, Tensor, ops};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -24,6 +24,7 @@ cases![
     paths_straddle_vectors: Dtypes,
     states_are_split_mix,
     draws_on_the_device,
+    parts_have_the_masks_of_the_whole: Dtypes,
     refuses,
 ];
 
@@ -263,6 +264,38 @@ fn draws_on_the_device(device: &Device) -> Outcome {
     ensure(draw == draw.mask(0) && draw != draw.mask(1), || "equal draws".to_owned())
 }
 
+/// Rows of a tensor, drawn by themselves: with a key on the host and on the device, and behind a first mask.
+fn parts_have_the_masks_of_the_whole(device: &Device, dtype: DType) -> Outcome {
+    let (rows, cols) = (40, 20);
+    let (x, residual) = (normal([rows, cols], dtype, 1, device)?, normal([rows, cols], dtype, 2, device)?);
+    let on_host = DropoutDraw::from(DropoutKey { seed: 7, offset: u64::MAX - 40 });
+    for draw in [on_host, DropoutState::new(3, device)?.draw()?.mask(5)] {
+        let hidden = |draw| Dropout { p: 0.3, draw };
+        let whole = ops::dropout(&x, 0.3, &draw)?;
+        let whole_sum = ops::dropout_add(&residual, &x, Some(&hidden(draw.clone())), None)?;
+        // The last one as a part of a part.
+        for (first, end, draw) in
+            [(0, 13, draw.clone()), (13, 14, draw.at(13 * 20)?), (14, 40, draw.at(4 * 20)?.at(10 * 20)?)]
+        {
+            let [x, residual] = [&x, &residual].map(|tensor| ops::rows(tensor, first..end));
+            let (x, residual) = (x?, residual?);
+            let what = format!("rows {first}..{end}");
+            let check = |y: &Tensor, whole: &Tensor| {
+                same(&what, &y.to_f32_vec()?, &ops::rows(whole, first..end)?.to_f32_vec()?, cols)
+            };
+            check(&ops::dropout(&x, 0.3, &draw)?, &whole)?;
+            check(&ops::dropout_backward(&x, 0.3, &draw)?, &whole)?;
+            check(&ops::dropout_add(&residual, &x, Some(&hidden(draw)), None)?, &whole_sum)?;
+        }
+        // The same for whole entries: of a path, element b is that of entry b.
+        let path = |draw| Dropout { p: 0.5, draw };
+        let whole = ops::dropout_add_backward(&x, None, Some(&path(draw.clone())))?;
+        let part = ops::dropout_add_backward(&ops::rows(&x, 8..40)?, None, Some(&path(draw.at(8)?)))?;
+        same("path", &part.to_f32_vec()?, &ops::rows(&whole, 8..40)?.to_f32_vec()?, cols)?;
+    }
+    Ok(())
+}
+
 fn refuses(device: &Device) -> Outcome {
     let (x, key) = (normal([4], DType::F32, 1, device)?, DropoutKey { seed: 0, offset: 0 });
     for (p, wording) in [(1.0, "dropout: p = 1: "), (-0.1, "p = -0.1"), (f32::NAN, "p = NaN")] {
@@ -272,6 +305,12 @@ fn refuses(device: &Device) -> Outcome {
         ops::dropout_backward(&x, 2.0, key),
         "dropout_backward: p = 2: a drop probability is at least 0",
     )?;
+    for element in [1, 2, 3, 4 * 7 + 2, u64::MAX] {
+        refused(
+            DropoutDraw::from(key).at(element),
+            &format!("dropout: element = {element}: a part of a mask begins"),
+        )?;
+    }
     let sure = Dropout { p: 1.0, draw: key.into() };
     refused(ops::dropout_add(&x, &x, Some(&sure), None), "dropout_add: hidden.p = 1: a drop probability")?;
     refused(ops::dropout_add(&x, &x, None, Some(&sure)), "dropout_add: path.p = 1: a drop probability")?;

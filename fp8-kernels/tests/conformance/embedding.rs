@@ -2,6 +2,7 @@ use super::case::{Outcome, cases};
 use super::compare::{close, equal, refused, refused_on, same, same_numbers};
 use super::data::{AROUND_2_16, FLOATS, Random, f64s, normal, specials, tensor, tolerance};
 use super::threads::same_bits;
+use fp8_kernels::ops::Part;
 use fp8_kernels::{DType, Device, Result, Shape, Tensor, ops};
 
 cases![
@@ -13,6 +14,9 @@ cases![
     keeps_what_was_there,
     same_for_any_threads,
     an_error_changes_nothing,
+    parts_are_those_of_the_whole: Dtypes,
+    parts_of_no_rows,
+    refuses_parts,
     refuses,
 ];
 
@@ -218,6 +222,105 @@ fn an_error_changes_nothing(device: &Device) -> Outcome {
         let dy = Tensor::full(1.0, [2500, 2], DType::F32, device)?;
         let wording = format!("id {wrong} at position {place} is out of range 0..3");
         refused_on(device, ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad"), &wording)?;
+        same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
+    }
+    Ok(())
+}
+
+/// Forward and backward of each part are rows of the whole's, and lookups of all parts add up to that of the whole.
+fn parts_are_those_of_the_whole(device: &Device, dtype: DType) -> Outcome {
+    // One id a row, several passes of the sort, and units of 16 bytes to 2.
+    for ([len, vocabulary, hidden], cuts) in [
+        ([64, 10, 8], [0, 3, 10]),
+        ([70, 300, 1], [0, 299, 300]),
+        ([2500, 1000, 2], [0, 600, 1000]),
+        ([300, 7, 33], [0, 1, 7]),
+        ([65, 5, 4], [0, 5, 5]),
+    ] {
+        let (ids, dy) = (ids(len, vocabulary, device)?, normal([len, hidden], dtype, 2, device)?);
+        let table = normal([vocabulary, hidden], dtype, 1, device)?;
+        let start = normal([vocabulary, hidden], DType::F32, 3, device)?;
+        let whole = ops::embedding(&ids, &table)?;
+        let mut sum = vec![0.0f32; len * hidden];
+        let mut dtable = ops::scale(&start, 1.0)?;
+        ops::embedding_backward(&dy, &ids, &mut dtable, "table.grad")?;
+        for range in [cuts[0]..cuts[1], cuts[1]..cuts[2]] {
+            let what = format!("{len} ids, rows {range:?} of {vocabulary}");
+            let part = Part { first: range.start, total: vocabulary };
+            let y = ops::embedding_part(&ids, &ops::rows(&table, range.clone())?, part)?;
+            equal("shape", *y.shape(), *whole.shape())?;
+            equal("dtype", y.dtype(), dtype)?;
+            let (y, values) = (y.to_f32_vec()?, whole.to_f32_vec()?);
+            for (i, id) in ids.to_vec::<i32>()?.into_iter().enumerate() {
+                let row = i * hidden..(i + 1) * hidden;
+                let is_here = range.contains(&(id as usize));
+                let want = if is_here { values[row.clone()].to_vec() } else { vec![0.0; hidden] };
+                same(&what, &y[row], &want, hidden)?;
+            }
+            sum.iter_mut().zip(&y).for_each(|(sum, v)| *sum += v);
+            let mut own = ops::rows(&start, range.clone())?;
+            ops::embedding_part_backward(&dy, &ids, &mut own, part, "table.grad")?;
+            same(&what, &own.to_vec::<f32>()?, &ops::rows(&dtable, range)?.to_vec::<f32>()?, hidden)?;
+        }
+        same("sum of the parts", &sum, &whole.to_f32_vec()?, hidden)?;
+    }
+    Ok(())
+}
+
+/// Every id is in another part, also at the end of the largest vocabulary.
+fn parts_of_no_rows(device: &Device) -> Outcome {
+    let ids = Tensor::from_vec(vec![0, 5, i32::MAX], [3], device)?;
+    let total = 1 << 31;
+    for first in [0, 3, total] {
+        let mut table = Tensor::zeros([0, 2], DType::F32, device)?;
+        let y = ops::embedding_part(&ids, &table, Part { first, total })?;
+        same("y", &y.to_vec::<f32>()?, &[0.0; 6], 2)?;
+        ops::embedding_part_backward(&y, &ids, &mut table, Part { first, total }, "table.grad")?;
+    }
+    let mut last = Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], device)?;
+    let part = Part { first: total - 1, total };
+    let y = ops::embedding_part(&ids, &last, part)?;
+    same("the last row", &y.to_vec::<f32>()?, &[0.0, 0.0, 0.0, 0.0, 1.0, 2.0], 2)?;
+    ops::embedding_part_backward(&y, &ids, &mut last, part, "table.grad")?;
+    same("its gradient", &last.to_vec::<f32>()?, &[2.0, 4.0], 2)
+}
+
+fn refuses_parts(device: &Device) -> Outcome {
+    let ids = |values: Vec<i32>| {
+        let len = values.len();
+        Tensor::from_vec(values, [len], device)
+    };
+    let mut dtable = Tensor::zeros([3, 2], DType::F32, device)?;
+    for (first, total) in [(2, 4), (usize::MAX, 4), (0, 2)] {
+        let (part, wording) =
+            (Part { first, total }, format!("part = 3 from {first} on, of {total}: a part ends"));
+        let call = ops::embedding_part(&ids(vec![0])?, &dtable, part);
+        refused(call, &format!("embedding_part: {wording}"))?;
+        let dy = Tensor::full(1.0, [1, 2], DType::F32, device)?;
+        let call = ops::embedding_part_backward(&dy, &ids(vec![0])?, &mut dtable, part, "table.grad");
+        refused(call, &format!("embedding_part_backward: {wording}"))?;
+    }
+    // An id of another part is none that is out of range, and such an id changes nothing.
+    let dy = Tensor::full(1.0, [3, 2], DType::F32, device)?;
+    for (first, wrong) in
+        [0, 4].into_iter().flat_map(|first| [7, -1, -4, i32::MIN, i32::MAX].map(|id| (first, id)))
+    {
+        let (part, ids) = (Part { first, total: 7 }, ids(vec![4, 0, wrong])?);
+        let wording = format!("id {wrong} at position 2 is out of range 0..7");
+        refused_on(device, ops::embedding_part(&ids, &dtable, part), &format!("embedding: {wording}"))?;
+        let call = ops::embedding_part_backward(&dy, &ids, &mut dtable, part, "table.grad");
+        refused_on(device, call, &format!("embedding_backward: {wording}"))?;
+        same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
+    }
+    // Wherever it is among ids that several blocks read.
+    let dy = Tensor::full(1.0, [5000, 2], DType::F32, device)?;
+    for position in [0, 255, 256, 1000, 2047, 2048, 2304, 4999] {
+        let mut all = vec![4; 5000];
+        all[position] = 9;
+        let part = Part { first: 4, total: 7 };
+        let call = ops::embedding_part_backward(&dy, &ids(all)?, &mut dtable, part, "table.grad");
+        let wording = format!("embedding_backward: id 9 at position {position} is out of range 0..7");
+        refused_on(device, call, &wording)?;
         same("dtable", &dtable.to_vec::<f32>()?, &[0.0; 6], 2)?;
     }
     Ok(())

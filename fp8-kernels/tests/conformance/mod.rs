@@ -27,6 +27,7 @@ mod cells;
 mod compare_calls;
 mod counters;
 mod cross_entropy;
+mod cross_entropy_part;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -83,6 +84,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     compare_calls::CASES,
     counters::CASES,
     cross_entropy::CASES,
+    cross_entropy_part::CASES,
     dropout::CASES,
     elementwise::CASES,
     embedding::CASES,

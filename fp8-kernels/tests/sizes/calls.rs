@@ -2,7 +2,8 @@
 //! or empty: what is looked for are products, allocations and loops that go by extents, not by elements.
 
 use fp8_kernels::ops::{
-    self, Activation, CrossEntropyOptions, Dropout, DropoutKey, Layout, NormOptions, ScoreOptions, Sequences,
+    self, Activation, CrossEntropyOptions, Dropout, DropoutKey, Layout, NormOptions, Part, ScoreOptions,
+    Sequences,
 };
 use fp8_kernels::{
     Arena, ArenaOptions, Cell, DType, Device, DropoutState, Encoding, Error, Fp8Tensor, Operand, ScalePolicy,
@@ -227,6 +228,9 @@ calls! {
         let options = CrossEntropyOptions::default();
         let (_, saved) = ops::cross_entropy(&x, &targets, &options)?;
         ops::cross_entropy_backward(&x, &targets, &saved, &options, 1.0)?;
+        let part = ops::cross_entropy_part(&x, &targets, Part { first: 0, total: c }, &options)?;
+        let sums = ops::cross_entropy_part_sums(&part, &part.row_max)?;
+        ops::cross_entropy_of_parts(&targets, &part.row_max, &sums, c, &options)?;
         device.synchronize()?;
     };
     embedding/4: |device, [a, b, c, d]| {
@@ -234,6 +238,8 @@ calls! {
         let y = ops::embedding(&ids, &table)?;
         let dy = y.reshape(*y.shape())?;
         ops::embedding_backward(&dy, &ids, &mut table, "table")?;
+        ops::embedding_part(&ids, &table, Part { first: 0, total: c })?;
+        ops::embedding_part_backward(&dy, &ids, &mut table, Part { first: 0, total: c }, "table")?;
         device.synchronize()?;
     };
     kv_cache/4: |device, [a, b, c, d]| {

@@ -66,8 +66,10 @@ impl Dropped {
     }
 
     pub(super) fn of(self, span: &Span, head: usize, p: &Problem<'_>) -> Self {
-        let row = (span.batch * p.heads + head) * p.queries + span.queries.start;
-        Self { start: (row as u64).wrapping_mul(p.keys as u64).wrapping_add(span.keys.start as u64), ..self }
+        let [batch, head, queries, keys] = [span.batch, head, p.queries, p.keys].map(|number| number as u64);
+        let [first, total] = [p.mask_heads.first, p.mask_heads.total].map(|heads| heads as u64);
+        let row = (batch * total + first + head) * queries + span.queries.start as u64;
+        Self { start: row.wrapping_mul(keys).wrapping_add(span.keys.start as u64), ..self }
     }
 
     /// Calls `f` with the position of each of these keys, from 0 on, and whether it is kept.

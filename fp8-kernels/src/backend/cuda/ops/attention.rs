@@ -41,7 +41,7 @@ pub(crate) fn attention(
         o: &o,
         row_max: Out::f32(&row_max),
         row_sum: Out::f32(&row_sum),
-        dropout: mask.as_ref().map(Mask::parameters),
+        dropout: mask.as_ref().map(|mask| mask.parameters(p.mask_heads)),
         call,
     };
     // SAFETY: shapes and types are checked by `ops::attention`, the path is that of their head_dim, the outputs were made
@@ -76,7 +76,7 @@ pub(crate) fn attention_backward(
             row_numbers: In::row(&rows),
             first,
             second,
-            dropout: mask.as_ref().map(Mask::parameters),
+            dropout: mask.as_ref().map(|mask| mask.parameters(p.mask_heads)),
             call: sizes.call(gpu, op, sequences, owner)?,
         };
         // SAFETY: shapes and types are checked by `ops::attention_backward`, the path is that of their head_dim; the first

@@ -4,7 +4,7 @@ use super::kernels::DropoutOnParameters;
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::cells::Counts;
 use crate::dropout_state;
-use crate::ops::Dropout;
+use crate::ops::{Dropout, Part};
 use crate::{DType, Device, DropoutDraw, Result, Tensor};
 
 /// A mask as kernels take it: they read the key from device memory.
@@ -22,25 +22,29 @@ impl Mask {
         Ok(Self { key, first: dropout.draw.first, threshold, factor })
     }
 
-    /// The parameters of a kernel that drops.
-    pub(super) fn parameters(&self) -> DropoutOnParameters {
+    /// The parameters of a kernel that drops, with the heads of the mask that its call has, which fit into 32 bits.
+    pub(super) fn parameters(&self, heads: Part) -> DropoutOnParameters {
         DropoutOnParameters {
             dropout_key: In::dropout_key(&self.key),
             dropout_first: self.first,
             dropout_threshold: self.threshold,
             dropout_factor: self.factor,
+            dropout_first_head: heads.first as u32,
+            dropout_heads: heads.total as u32,
         }
     }
 
     /// The parameters of a kernel that drops only where it is given a key.
-    pub(super) fn optional(mask: Option<&Self>) -> DropoutOnParameters {
+    pub(super) fn optional(mask: Option<&Self>, heads: Part) -> DropoutOnParameters {
         const NONE: DropoutOnParameters = DropoutOnParameters {
             dropout_key: In::new(0),
             dropout_first: 0,
             dropout_threshold: 0,
             dropout_factor: 1.0,
+            dropout_first_head: 0,
+            dropout_heads: 0,
         };
-        mask.map_or(NONE, Self::parameters)
+        mask.map_or(NONE, |mask| mask.parameters(heads))
     }
 }
 
@@ -87,7 +91,7 @@ pub(crate) fn dropout_add(
     let masks = [hidden, path].map(|dropout| dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose());
     let [hidden_mask, path_mask] = masks;
     let (hidden_mask, path_mask) = (hidden_mask?, path_mask?);
-    let [hidden, path] = [&hidden_mask, &path_mask].map(|mask| Mask::optional(mask.as_ref()));
+    let [hidden, path] = [&hidden_mask, &path_mask].map(|mask| Mask::optional(mask.as_ref(), Part::whole(1)));
     let entry = x.shape().iter().skip(1).product::<usize>().max(1) as u64;
     let kernel = gpu.load(kernels::DROPOUT_ADD)?;
     let args = kernels::DropoutAdd {

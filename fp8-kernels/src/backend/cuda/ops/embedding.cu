@@ -15,34 +15,44 @@
 #define SLICE (8 * WARP)
 
 template <typename T>
-__device__ __forceinline__ void gather(const int* ids, const T* table, T* y, u64 n, u64 limit, u64 width, i64* fault) {
+__device__ __forceinline__ void gather(const int* ids, const T* table, T* y, u64 n, u64 first, u64 limit,
+                                       u64 total, u64 width, i64* fault) {
     // Rows of no elements have their ids checked too.
     u64 pieces = width == 0 ? 1 : width;
     for (u64 item = grid_thread(); item < n * pieces; item += grid_threads()) {
         u64 position = quotient(item, pieces), col = item - position * pieces;
         int id = ids[position];
-        bool valid = id >= 0 && (u64)id < limit;
-        if (!valid && col == 0) report_fault(fault, 1, id, position, limit);
-        if (width != 0) y[item] = valid ? table[(u64)id * width + col] : T();
+        // That of a negative id is beyond the limit as well.
+        u64 row = (u64)(i64)id - first;
+        T v = T();
+        if (row < limit) {
+            if (width != 0) v = table[row * width + col];
+        } else if ((u64)(i64)id >= total && col == 0) {
+            report_fault(fault, 1, id, position, total);
+        }
+        if (width != 0) y[item] = v;
     }
 }
 
-// `width` counts units of a row; a unit has 16, 8, 4 or 2 bytes.
+// `width` counts units of a row; a unit has 16, 8, 4 or 2 bytes. The table has `limit` rows, from `first` on, of the `total` that
+// ids are of; those of other rows give zeros.
 extern "C" __global__ void __launch_bounds__(256)
-    embedding(const int* ids, const void* table, void* y, u64 n, u64 limit, u64 width, int unit, i64* fault) {
-    if (unit == 16) gather(ids, (const uint4*)table, (uint4*)y, n, limit, width, fault);
-    else if (unit == 8) gather(ids, (const u64*)table, (u64*)y, n, limit, width, fault);
-    else if (unit == 4) gather(ids, (const u32*)table, (u32*)y, n, limit, width, fault);
-    else gather(ids, (const u16*)table, (u16*)y, n, limit, width, fault);
+    embedding(const int* ids, const void* table, void* y, u64 n, u64 first, u64 limit, u64 total, u64 width, int unit,
+              i64* fault) {
+    if (unit == 16) gather(ids, (const uint4*)table, (uint4*)y, n, first, limit, total, width, fault);
+    else if (unit == 8) gather(ids, (const u64*)table, (u64*)y, n, first, limit, total, width, fault);
+    else if (unit == 4) gather(ids, (const u32*)table, (u32*)y, n, first, limit, total, width, fault);
+    else gather(ids, (const u16*)table, (u16*)y, n, first, limit, total, width, fault);
 }
 
-// ---- the sort: entries are id << 32 | position; ids out of range count as `limit` and go last ----
+// ---- the sort: entries are row << 32 | position, where the row is the id less `first`; ids of other rows than the table's
+// `limit` count as `limit` and go last ----
 
 // Entry i: of the ids where there are some (the first pass), else of the entries.
-__device__ __forceinline__ u64 entry_at(const int* ids, const u64* entries, u64 i, u32 limit) {
+__device__ __forceinline__ u64 entry_at(const int* ids, const u64* entries, u64 i, u32 first, u32 limit) {
     if (ids == nullptr) return entries[i];
-    u32 id = (u32)ids[i];
-    return (u64)(id < limit ? id : limit) << 32 | (u32)i;
+    u32 row = (u32)ids[i] - first;
+    return (u64)(row < limit ? row : limit) << 32 | (u32)i;
 }
 
 __device__ __forceinline__ u32 bin_of(u64 entry, int shift) { return (u32)(entry >> (32 + shift)) & (BINS - 1); }
@@ -76,7 +86,8 @@ __device__ __forceinline__ u32 sum_before(u32 v, u32* all, u32* scratch) {
 
 // counts[bin, block]: how many of the block's entries go into the bin. `fault` is null after the first pass.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    embedding_backward_count(const int* ids, const u64* entries, u64 n, u32 limit, int shift, u32* counts, i64* fault) {
+    embedding_backward_count(const int* ids, const u64* entries, u64 n, u32 first_row, u32 limit, u32 total, int shift,
+                             u32* counts, i64* fault) {
     __shared__ u32 bins[BINS];
     bins[threadIdx.x] = 0;
     __syncthreads();
@@ -85,12 +96,17 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     for (int round = 0; round < ROUNDS; round++) {
         u64 i = first + round * SORT_THREADS;
         if (i < n) {
-            u64 entry = entry_at(ids, entries, i, limit);
+            u64 entry = entry_at(ids, entries, i, first_row, limit);
             atomicAdd(&bins[bin_of(entry, shift)], 1u);
-            if ((u32)(entry >> 32) >= limit) wrong = i;
         }
     }
-    if (fault != nullptr && wrong < n) report_fault(fault, 2, ids[wrong], wrong, limit);
+    if (fault != nullptr) {
+#pragma unroll 1
+        for (u64 i = first; i < n && i < first + TILE; i += SORT_THREADS) {
+            if ((u32)ids[i] >= total) wrong = i;
+        }
+    }
+    if (wrong < n) report_fault(fault, 2, ids[wrong], wrong, total);
     __syncthreads();
     counts[(u64)threadIdx.x * gridDim.x + blockIdx.x] = bins[threadIdx.x];
 }
@@ -113,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 // Writes each entry to its place: behind the smaller bins, the earlier blocks, the earlier warps and the earlier
 // entries of its warp.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    embedding_backward_place(const int* ids, const u64* entries, u64* sorted, u64 n, u32 limit, int shift,
+    embedding_backward_place(const int* ids, const u64* entries, u64* sorted, u64 n, u32 first_row, u32 limit, int shift,
                              const u32* counts, const u32* totals) {
     __shared__ u32 next[SORT_WARPS][BINS];
     __shared__ u32 scratch[SORT_WARPS];
@@ -125,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
         u64 i = first + round * WARP;
-        mine[round] = i < n ? entry_at(ids, entries, i, limit) : 0;
+        mine[round] = i < n ? entry_at(ids, entries, i, first_row, limit) : 0;
         if (i < n) atomicAdd(&next[warp][bin_of(mine[round], shift)], 1u);
     }
     u32 all;
@@ -168,7 +184,7 @@ __device__ __forceinline__ void add_row(float sum[8], const void* dy, int dtype,
     }
 }
 
-// dtable[id, :] += Σ dy[position, :] for the positions of each id. Nothing where an id was out of range: an error
+// dtable[row, :] += Σ dy[position, :] for the positions of each row. Nothing where an id was out of range: an error
 // changes nothing.
 extern "C" __global__ void __launch_bounds__(256, 2)
     embedding_backward_add(const void* dy, const u64* sorted, float* dtable, u64 n, u64 hidden, u32 limit, int dtype,

@@ -2,6 +2,7 @@
 
 use super::split::unit;
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
+use crate::ops::Part;
 use crate::{DType, Error, Result, Shape, Tensor};
 
 /// The sort's numbers, as the kernels have them: bits of a pass, threads and ids of a block.
@@ -12,12 +13,24 @@ const TILE: usize = 2048;
 const GROUP: usize = 8;
 const SLICE: usize = 256;
 
-/// Returns the number that an id must be less than. Ids out of range are sorted as this number, and no i32 reaches 2³¹.
-fn bound(rows: usize) -> u32 {
-    u32::try_from(rows).unwrap_or(u32::MAX).min(1 << 31)
+/// The rows of a table as the kernels of the gradient take them: no i32 reaches 2³¹, which stands for anything beyond.
+#[derive(Clone, Copy)]
+struct Rows {
+    first: u32,
+    /// The number of the table's rows. Ids of other rows are sorted as this number.
+    limit: u32,
+    /// The number that an id must be less than.
+    total: u32,
 }
 
-pub(crate) fn embedding(gpu: &Gpu, ids: &Tensor, table: &Tensor, shape: Shape) -> Result<Tensor> {
+impl Rows {
+    fn new(rows: usize, part: Part) -> Self {
+        let bound = |rows: usize| u32::try_from(rows).unwrap_or(u32::MAX).min(1 << 31);
+        Self { first: bound(part.first), limit: bound(rows), total: bound(part.total) }
+    }
+}
+
+pub(crate) fn embedding(gpu: &Gpu, ids: &Tensor, table: &Tensor, part: Part, shape: Shape) -> Result<Tensor> {
     let op = "embedding";
     let ([limit, hidden], n) = (table.shape().matrix(), ids.numel());
     let (positions, rows) = (ids.cuda(op)?, table.cuda(op)?);
@@ -31,7 +44,9 @@ pub(crate) fn embedding(gpu: &Gpu, ids: &Tensor, table: &Tensor, shape: Shape) -
         table: In::void(rows),
         y: Out::void(&y),
         n: n as u64,
+        first: part.first as u64,
         limit: limit as u64,
+        total: part.total as u64,
         width: width as u64,
         unit: unit as i32,
         fault: Out::i64(gpu.fault()),
@@ -47,10 +62,12 @@ pub(crate) fn embedding_backward(
     dy: &Tensor,
     ids: &Tensor,
     dtable: &mut Tensor,
+    part: Part,
     name: &str,
 ) -> Result<()> {
     let op = "embedding_backward";
     let ([limit, hidden], n) = (dtable.shape().matrix(), ids.numel());
+    let table = Rows::new(limit, part);
     let (rows, ids) = (dy.cuda(op)?, ids.cuda(op)?);
     let out = dtable.cuda_mut(name)?;
     if u32::try_from(n).is_err() {
@@ -61,9 +78,9 @@ pub(crate) fn embedding_backward(
         return Ok(());
     }
     if hidden == 0 {
-        return report(gpu, ids, bound(limit));
+        return report(gpu, ids, table);
     }
-    let sorted = sort(gpu, ids, bound(limit))?;
+    let sorted = sort(gpu, ids, table)?;
     let kernel = gpu.load(kernels::EMBEDDING_BACKWARD_ADD)?;
     let items = n.div_ceil(GROUP) as u64 * hidden.div_ceil(SLICE) as u64;
     let grid = Grid { blocks: gpu.blocks(items, 8, 8), threads: 256, shared: 0 };
@@ -74,18 +91,18 @@ pub(crate) fn embedding_backward(
         dtable: Out::f32(out),
         n: n as u64,
         hidden: hidden as u64,
-        limit: bound(limit),
+        limit: table.limit,
         dtype,
         fault: In::i64(gpu.fault()),
     };
     // SAFETY: n rows of `hidden` elements of that type in dy, at least `limit` rows of `hidden` f32 in dtable, which
     // nobody else holds (checked by `ops::embedding_backward` and above); n entries whose positions are less than n,
-    // of which those with an id below `limit` are followed.
+    // of which those with a row below `limit` are followed.
     unsafe { kernel.launch(gpu, grid, &args) }
 }
 
 /// Reports ids out of range where there is nothing to add.
-fn report(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<()> {
+fn report(gpu: &Gpu, ids: &Buffer, table: Rows) -> Result<()> {
     let blocks = ids.len().div_ceil(TILE) as u32;
     let counts = gpu.alloc(DType::U8, 4 * (1 << BITS) * blocks as usize)?;
     let count = gpu.load(kernels::EMBEDDING_BACKWARD_COUNT)?;
@@ -93,7 +110,9 @@ fn report(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<()> {
         ids: In::i32(ids),
         entries: In::u64(0),
         n: ids.len() as u64,
-        limit,
+        first_row: table.first,
+        limit: table.limit,
+        total: table.total,
         shift: 0,
         counts: Out::u32(&counts),
         fault: Out::i64(gpu.fault()),
@@ -102,9 +121,9 @@ fn report(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<()> {
     unsafe { count.launch(gpu, Grid { blocks, threads: THREADS, shared: 0 }, &args) }
 }
 
-/// Entries `id << 32 | position` in the order of the ids, those of one id in the order of the positions; ids out of range,
-/// as `limit`, last and reported. 0 < n < 2³².
-fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
+/// Entries `row << 32 | position` in the order of the rows, those of one row in the order of the positions; ids of other rows,
+/// as `limit`, last. Those out of range are reported. 0 < n < 2³².
+fn sort(gpu: &Gpu, ids: &Buffer, table: Rows) -> Result<Buffer> {
     let n = ids.len();
     let blocks = n.div_ceil(TILE) as u32;
     let per_block = Grid { blocks, threads: THREADS, shared: 0 };
@@ -114,7 +133,7 @@ fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
     let count = gpu.load(kernels::EMBEDDING_BACKWARD_COUNT)?;
     let scan = gpu.load(kernels::EMBEDDING_BACKWARD_SCAN)?;
     let place = gpu.load(kernels::EMBEDDING_BACKWARD_PLACE)?;
-    let passes = (u32::BITS - limit.leading_zeros()).div_ceil(BITS).max(1);
+    let passes = (u32::BITS - table.limit.leading_zeros()).div_ceil(BITS).max(1);
     let mut sorted: Option<Buffer> = None;
     for pass in 0..passes {
         let shift = (pass * BITS) as i32;
@@ -125,7 +144,9 @@ fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
             ids: In::i32(ids),
             entries: In::u64(entries),
             n: n as u64,
-            limit,
+            first_row: table.first,
+            limit: table.limit,
+            total: table.total,
             shift,
             counts: Out::u32(&counts),
             fault: Out::i64(fault),
@@ -151,7 +172,8 @@ fn sort(gpu: &Gpu, ids: &Buffer, limit: u32) -> Result<Buffer> {
             entries: In::u64(entries),
             sorted: Out::u64(&next),
             n: n as u64,
-            limit,
+            first_row: table.first,
+            limit: table.limit,
             shift,
             counts: In::u32(&counts),
             totals: In::u32(&totals),

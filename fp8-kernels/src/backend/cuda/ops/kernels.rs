@@ -23,7 +23,8 @@ signatures! {
         scale: f32, }
 
     group DropoutOnParameters {
-        dropout_key: In<DropoutKey>, dropout_first: u64, dropout_threshold: u32, dropout_factor: f32, }
+        dropout_key: In<DropoutKey>, dropout_first: u64, dropout_threshold: u32, dropout_factor: f32,
+        dropout_first_head: u32, dropout_heads: u32, }
 
     group MaskParameters {
         mask: In<u8>, extent0: u64, extent1: u64, extent2: u64, extent3: u64, extent4: u64, stride0: u64,
@@ -183,19 +184,23 @@ signatures! {
     COMPARE_CALLS = CompareCalls "compare_calls";
 
     kernel CrossEntropyRows {
-        logits: In<Void>, dtype: i32, targets: In<i32>, rows: u64, vocabulary: u64, has_ignore: i32, ignore: i32,
-        row_max: Out<f32>, row_sum: Out<f32>, losses: Out<f32>, fault: Out<i64>, }
+        logits: In<Void>, dtype: i32, targets: In<i32>, rows: u64, columns: u64, first: u64, total: u64,
+        has_ignore: i32, ignore: i32, row_max: Out<f32>, sums: Out<f32>, fault: Out<i64>, }
     CROSS_ENTROPY_ROWS = CrossEntropy "cross_entropy_rows";
 
+    kernel CrossEntropyPartSums {
+        own_max: In<f32>, own_sums: In<f32>, row_max: In<f32>, rows: u64, sums: Out<f32>, }
+    CROSS_ENTROPY_PART_SUMS = CrossEntropy "cross_entropy_part_sums";
+
     kernel CrossEntropy {
-        losses: In<f32>, targets: In<i32>, rows: u64, vocabulary: u64, has_ignore: i32, ignore: i32,
-        normalizer: f32, out: Out<f32>, count: Out<i32>, }
+        row_max: In<f32>, sums: In<f32>, targets: In<i32>, rows: u64, total: u64, has_ignore: i32, ignore: i32,
+        normalizer: f32, row_sum: Out<f32>, out: Out<f32>, count: Out<i32>, }
     CROSS_ENTROPY = CrossEntropy "cross_entropy";
 
     kernel CrossEntropyBackward {
-        logits: In<Void>, dtype: i32, targets: In<i32>, rows: u64, vocabulary: u64, has_ignore: i32, ignore: i32,
-        row_max: In<f32>, row_sum: In<f32>, count: In<i32>, normalizer: f32, loss_scale: f32,
-        device_scale: In<f32>, span: u64, dx: Out<Void>, fault: Out<i64>, }
+        logits: In<Void>, dtype: i32, targets: In<i32>, rows: u64, columns: u64, first_column: u64, total: u64,
+        has_ignore: i32, ignore: i32, row_max: In<f32>, row_sum: In<f32>, count: In<i32>, normalizer: f32,
+        loss_scale: f32, device_scale: In<f32>, span: u64, dx: Out<Void>, fault: Out<i64>, }
     CROSS_ENTROPY_BACKWARD = CrossEntropy "cross_entropy_backward";
 
     kernel Dropout {
@@ -231,11 +236,13 @@ signatures! {
     ELEMENTWISE_SCALE_IN_PLACE = Elementwise "elementwise_scale_in_place";
 
     kernel Embedding {
-        ids: In<i32>, table: In<Void>, y: Out<Void>, n: u64, limit: u64, width: u64, unit: i32, fault: Out<i64>, }
+        ids: In<i32>, table: In<Void>, y: Out<Void>, n: u64, first: u64, limit: u64, total: u64, width: u64,
+        unit: i32, fault: Out<i64>, }
     EMBEDDING = Embedding "embedding";
 
     kernel EmbeddingBackwardCount {
-        ids: In<i32>, entries: In<u64>, n: u64, limit: u32, shift: i32, counts: Out<u32>, fault: Out<i64>, }
+        ids: In<i32>, entries: In<u64>, n: u64, first_row: u32, limit: u32, total: u32, shift: i32,
+        counts: Out<u32>, fault: Out<i64>, }
     EMBEDDING_BACKWARD_COUNT = Embedding "embedding_backward_count";
 
     kernel EmbeddingBackwardScan {
@@ -243,8 +250,8 @@ signatures! {
     EMBEDDING_BACKWARD_SCAN = Embedding "embedding_backward_scan";
 
     kernel EmbeddingBackwardPlace {
-        ids: In<i32>, entries: In<u64>, sorted: Out<u64>, n: u64, limit: u32, shift: i32, counts: In<u32>,
-        totals: In<u32>, }
+        ids: In<i32>, entries: In<u64>, sorted: Out<u64>, n: u64, first_row: u32, limit: u32, shift: i32,
+        counts: In<u32>, totals: In<u32>, }
     EMBEDDING_BACKWARD_PLACE = Embedding "embedding_backward_place";
 
     kernel EmbeddingBackwardAdd {

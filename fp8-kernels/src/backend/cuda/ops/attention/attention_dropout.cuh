@@ -1,6 +1,7 @@
 // Dropout of probabilities. It follows dropout.cuh and attention.cuh.
 //
-// The elements of the mask are the probabilities [batch, heads, queries, keys] in row-major order. A warp owns 16 rows, of
+// The elements of the mask are the probabilities [batch, heads, queries, keys] in row-major order, of all `heads` of a layer, of
+// which a call has those from `first_head` on. A warp owns 16 rows, of
 // queries or of keys, and goes through the other side in tiles. Its lanes compute the bits of such a tile together and read
 // each other's by shuffles: no shared memory, no barrier, and one register between.
 
@@ -11,18 +12,20 @@ struct NoDropout {
 struct Dropout {
     static constexpr int ON = 1;
     Mask mask;
+    u32 first_head, heads;
 };
 
-#define DROPOUT_ON_PARAMETERS \
-    const DropoutKey *dropout_key, u64 dropout_first, u32 dropout_threshold, float dropout_factor,
-#define DROPOUT_ON_VALUE                                                        \
-    Dropout {                                                                   \
-        { dropout_key, dropout_first, dropout_threshold, dropout_factor }       \
+#define DROPOUT_ON_PARAMETERS                                                                              \
+    const DropoutKey *dropout_key, u64 dropout_first, u32 dropout_threshold, float dropout_factor,         \
+        u32 dropout_first_head, u32 dropout_heads,
+#define DROPOUT_ON_VALUE                                                                                   \
+    Dropout {                                                                                              \
+        {dropout_key, dropout_first, dropout_threshold, dropout_factor}, dropout_first_head, dropout_heads \
     }
 
 // The mask's first element of a head.
-__device__ __forceinline__ u64 mask_start(const Call& call, u32 batch, u32 head) {
-    return ((u64)batch * call.heads + head) * call.queries * call.keys;
+__device__ __forceinline__ u64 mask_start(const Dropout& dropout, const Call& call, u32 batch, u32 head) {
+    return ((u64)batch * dropout.heads + (dropout.first_head + head)) * call.queries * call.keys;
 }
 
 // A lane's part of the bits of a tile of 16 owned rows, from `own` on, and COLUMNS rows of the other side, from `start` on.

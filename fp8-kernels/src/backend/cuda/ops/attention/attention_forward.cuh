@@ -62,7 +62,7 @@ __device__ __forceinline__ void forward(char* memory, Block& block, const u16* q
         }
         u32 kept_word = 0;
         if constexpr (Drop::ON) {
-            const u64 head = mask_start(call, block.tile.batch, block.owner);
+            const u64 head = mask_start(dropout, call, block.tile.batch, block.owner);
             kept_word = tile_bits<0, KEYS>(dropout, head, call.keys, block.tile.first + warp * 16, start);
         }
         float scores[KEYS / 8][4];

@@ -130,7 +130,7 @@ __device__ __forceinline__ void forward(char* memory, Block& block, const u8* q,
         }
         // Dropped after they were summed: what is normalized are the probabilities without dropout.
         if (drops(dropout)) {
-            const u64 head = mask_start(call, block.tile.batch, block.owner);
+            const u64 head = mask_start(dropout, call, block.tile.batch, block.owner);
             const u32 kept_word = tile_bits<0, KEYS>(dropout, head, call.keys, block.tile.first + warp * 16, start);
 #pragma unroll
             for (int half = 0; half < 2; half++) {

@@ -49,7 +49,7 @@ pub(crate) fn attention_fp8(
         dtype: dtype_number(dtype),
         row_max: Out::f32(&row_max),
         row_sum: Out::f32(&row_sum),
-        dropout_on: Mask::optional(mask.as_ref()),
+        dropout_on: Mask::optional(mask.as_ref(), p.mask_heads),
         call: sizes.call(gpu, op, sequences, Owner::Queries)?,
     };
     // SAFETY: shapes and formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the
@@ -107,7 +107,7 @@ pub(crate) fn attention_fp8_backward(
             d_first: Out::void(first),
             d_second: Out::void(second),
             dtype: dtype_number(dtype),
-            dropout_on: Mask::optional(mask.as_ref()),
+            dropout_on: Mask::optional(mask.as_ref(), p.mask_heads),
             call: sizes.call(gpu, op, sequences, owner)?,
         };
         // SAFETY: shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to

@@ -115,7 +115,7 @@ __device__ __forceinline__ void backward(char* memory, Block& block, const u8* q
         const Row* numbers_here = (const Row*)(memory + NUMBERS) + turn % 2 * COLUMNS;
         u32 kept_word = 0;
         if (drops(dropout)) {
-            const u64 head = mask_start(call, batch, OWNS_KEYS ? owner * per_group + member : owner);
+            const u64 head = mask_start(dropout, call, batch, OWNS_KEYS ? owner * per_group + member : owner);
             kept_word = tile_bits<OWNS_KEYS, COLUMNS>(dropout, head, call.keys, own, start);
         }
         // A part of the tile at a time, as registers allow.

@@ -179,7 +179,7 @@ __device__ __forceinline__ void forward_plain(Tiles& shared, const void* q, cons
         u32 kept_word = 0;
         if constexpr (Drop::ON) {
             const u32 own_row = first + threadIdx.x / WARP * 16;
-            kept_word = tile_bits<0, COLUMNS>(dropout, mask_start(call, batch, head), keys, own_row, start);
+            kept_word = tile_bits<0, COLUMNS>(dropout, mask_start(dropout, call, batch, head), keys, own_row, start);
         }
         float scores[4][4];
         products(scores, shared, q_rows, first, k_rows, start, dtype, head_dim);
@@ -268,7 +268,8 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
             u32 kept_word = 0;
             if constexpr (Drop::ON) {
                 const u32 own_row = first + threadIdx.x / WARP * 16;
-                kept_word = tile_bits<OWNS_KEYS, COLUMNS>(dropout, mask_start(call, batch, head), call.keys, own_row, from);
+                const u64 mask = mask_start(dropout, call, batch, head);
+                kept_word = tile_bits<OWNS_KEYS, COLUMNS>(dropout, mask, call.keys, own_row, from);
             }
             float p[4][4], ds[4][4];
             products(p, tiles, left[0], first, right[0], from, dtype, head_dim);
