@@ -9,11 +9,13 @@
 //! One exchange carries both amaxes and scales. With a reduction followed by a comparison, a rank with a calibrated slot and one
 //! without would not get the error that names their scales.
 //!
-//! On GPUs the first calls of a name work this way. Once its scales are committed, `nccl/gather.rs` does all of it on the devices.
+//! On GPUs the first calls of a name work this way. After that `nccl/gather.rs` does all of it on the devices, with one scale once it is
+//! committed. `nccl/known.rs` has gathers of codes, and with scales for blocks.
 
 pub(crate) mod blocks;
 pub(crate) mod codes;
 pub(crate) mod exchange;
+pub(crate) mod gatherer;
 pub(crate) mod shard;
 
 use crate::{Error, ProcessGroup, Result};
@@ -35,9 +37,9 @@ use fp8_kernels::{Fp8Tensor, Operand, Slot, Tensor};
 ///
 /// In a group of GPUs (`nccl`) only the first calls of a name involve the hosts, which compare the shapes of the shards and exchange
 /// scales. Once a call has found a committed scale that is equal on all ranks, later calls with the same name, slot, dtype and shape
-/// read nothing from the device and exchange nothing between hosts, so they can be recorded in a graph. The devices then compare
-/// calls and scales (and reduce the amax of current scaling); if they differ, the next call that waits for the device returns the
-/// error. Use a name of its own for each tensor: a name must keep its slot. The hosts compare again when the slot has another name or
+/// read nothing from the device and exchange nothing between hosts, so they can be recorded in a graph. With scales for rows or
+/// blocks, and in high precision, that is so after the first call. The devices then compare calls, and the scale where there is one for
+/// all elements (and reduce the amax of current scaling); if they differ, the next call that waits for the device returns the error. Use a name of its own for each tensor: a name must keep its slot. The hosts compare again when the slot has another name or
 /// [`Cell`](fp8_kernels::Cell), or when the host has unset its scale, as loading a state may; this must happen on all ranks together.
 ///
 /// A name may have many shapes, as sequences of several lengths have. The hosts compare each shape of this rank's shard once, and
@@ -92,8 +94,8 @@ pub fn quantized_all_gather(
 /// Blocks must not lie in two shards: with a scale for each 128 × 128 elements, and with a columnwise copy in blocks, each shard but
 /// the last needs a multiple of 128 rows (MX blocks: 32).
 ///
-/// In a group of GPUs (`nccl`), rowwise codes with one scale are gathered without the hosts once they have compared a name and shape:
-/// see [`quantized_all_gather`], which says what a name must keep. All other gathers involve them.
+/// In a group of GPUs (`nccl`), the hosts compare the first call of a name, layout and shape. Later ones involve no host, so they can be
+/// recorded in a graph; the devices compare a scale that all elements share. [`quantized_all_gather`] says what a name must keep.
 ///
 /// ```
 /// use fp8_dist::{gather_codes, local};

@@ -258,7 +258,7 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Those of [`gather_codes`](crate::gather_codes()).
     fn gather_codes(&self, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
-        codes::gather(&|what, x| self.all_gather(what, x), what, shard)
+        codes::gather(&|what: &str, x: &Tensor| self.all_gather(what, x), what, shard)
     }
 
     /// Divides the group: the ranks that pass the same `color` form a group called `id`, in the order of `key`, and of this

@@ -14,14 +14,15 @@
 //! but made of the rowwise one.
 
 use super::codes;
-use super::shard::{AllGather, label};
+use super::gatherer::Gatherer;
+use super::shard::label;
 use crate::Result;
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{BlockRule, DType, Operand, Slot, Tensor, ops};
 
 /// Gathers a tensor that `slot` quantizes by `rule`.
 pub(crate) fn gather(
-    all_gather: AllGather<'_>,
+    group: &dyn Gatherer,
     what: &str,
     shard: &Tensor,
     slot: &Slot<'_>,
@@ -35,11 +36,11 @@ pub(crate) fn gather(
         Some(1) => true,
         Some(multiple) => {
             let [rows, _] = shard.shape().matrix();
-            codes::are_multiples(all_gather, &label, rows, shard, multiple)?.0
+            group.are_multiples(&label, rows, multiple, shard.device())?.0
         }
     };
     if !joins {
-        let whole = all_gather(&label, shard)?;
+        let whole = group.all_gather(&label, shard)?;
         record(shard, slot)?;
         return Ok(ops::quantize(&whole, &Slot { amax: None, counters: None, ..*slot })?);
     }
@@ -47,10 +48,10 @@ pub(crate) fn gather(
     let slot = if turns { slot.rowwise_only() } else { *slot };
     let part = match ops::quantize(shard, &slot)? {
         Operand::Fp8(part) => part,
-        Operand::High(values) => return Ok(Operand::High(all_gather(&label, &values)?)),
+        Operand::High(values) => return Ok(Operand::High(group.all_gather(&label, &values)?)),
     };
     let call = format!("quantized_all_gather `{what}`");
-    let whole = codes::join(all_gather, what, &label, &call, &part)?;
+    let whole = codes::join(group, what, &label, &call, &part)?;
     Ok(Operand::Fp8(if turns { whole.with_columnwise()? } else { whole }))
 }
 

@@ -10,13 +10,13 @@
 //! "Shards of 128 rows" means that each shard except the last has a multiple of 128. The transposes of shards are not contiguous in
 //! the transpose of the whole tensor: columnwise codes that are gathered are transposed before and after.
 
-use super::shard::AllGather;
+use super::gatherer::{Factor, Gatherer};
 use crate::{Error, Result};
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::{Fp8Tensor, Shape, Tensor, ops};
 
 /// Gathers the shards of a tensor.
-pub(crate) fn gather(all_gather: AllGather<'_>, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
+pub(crate) fn gather(group: &dyn Gatherer, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
     let label = label(what, shard);
     let call = || format!("gather_codes `{what}`");
     let unit = unit(shard).ok_or_else(|| Error::Shape {
@@ -33,16 +33,15 @@ pub(crate) fn gather(all_gather: AllGather<'_>, what: &str, shard: &Fp8Tensor) -
         return Err(Error::Shape { call: call(), shape: *shard.shape(), world_size: 1, remedy });
     }
     if unit > 1 {
-        let (fits, world_size) =
-            are_multiples(all_gather, &label, shard.matrix()[0], shard.stored_codes(), unit)?;
+        let (fits, world_size) = group.are_multiples(&label, shard.matrix()[0], unit, shard.device())?;
         if !fits {
             let remedy = "each shard but the last needs a multiple of 128 rows (MX blocks: 32), so that no block is in two shards";
             return Err(Error::Shape { call: call(), shape: *shard.shape(), world_size, remedy });
         }
     }
     match shard.rowwise() {
-        Some(_) => join(all_gather, what, &label, &call(), shard),
-        None => join_columns(all_gather, what, &label, &call(), shard),
+        Some(_) => join(group, what, &label, &call(), shard),
+        None => join_columns(group, what, &label, &call(), shard),
     }
 }
 
@@ -60,26 +59,20 @@ pub(crate) fn label(what: &str, shard: &Fp8Tensor) -> String {
 
 /// Joins shards whose blocks are each within one. All have rowwise codes.
 pub(crate) fn join(
-    all_gather: AllGather<'_>,
+    group: &dyn Gatherer,
     what: &str,
     label: &str,
     call: &str,
     shard: &Fp8Tensor,
 ) -> Result<Fp8Tensor> {
-    let codes = all_gather(label, &shard.stored_codes().reshape(*shard.shape())?)?;
-    let factors = match shard.blocks() {
-        Some(_) => all_gather(&format!("{what}: scales"), shard.scale_inv())?,
-        None => one_factor(all_gather, &format!("{what}: the scale"), call, shard.scale_inv())?,
-    };
+    let rowwise = [&shard.stored_codes().reshape(*shard.shape())?, shard.scale_inv()];
+    let names = [label, &factors_name(what, shard.blocks())];
+    let [codes, factors] = gather_layout(group, names, call, rowwise, shard.blocks())?;
     let columnwise = match (shard.columnwise(), shard.columnwise_scale_inv()) {
         (Some(codes), Some(factors)) if !is_made_of_rows(shard.blocks()) => {
-            let codes = gather_columns(all_gather, &format!("{what}: columnwise codes"), codes)?;
-            let name = format!("{what}: columnwise scales");
-            let factors = match shard.columnwise_blocks() {
-                Some(_) => gather_columns(all_gather, &name, factors)?,
-                None => one_factor(all_gather, &name, call, factors)?,
-            };
-            Some((codes, factors))
+            let names = [&*format!("{what}: columnwise codes"), &format!("{what}: columnwise scales")];
+            let blocks = shard.columnwise_blocks();
+            Some(gather_columns(group, names, call, [codes, factors], blocks)?.into())
         }
         _ => None,
     };
@@ -89,28 +82,22 @@ pub(crate) fn join(
 
 /// Joins shards that have columnwise codes alone.
 fn join_columns(
-    all_gather: AllGather<'_>,
+    group: &dyn Gatherer,
     what: &str,
     label: &str,
     call: &str,
     shard: &Fp8Tensor,
 ) -> Result<Fp8Tensor> {
     let turned = shard.transposed()?;
-    let codes = gather_columns(all_gather, label, &turned.stored_codes().reshape(turned.matrix())?)?;
-    let factors = match turned.blocks() {
-        Some(_) => gather_columns(all_gather, &format!("{what}: scales"), turned.scale_inv())?,
-        None => one_factor(all_gather, &format!("{what}: the scale"), call, turned.scale_inv())?,
-    };
+    let columnwise = [&turned.stored_codes().reshape(turned.matrix())?, turned.scale_inv()];
+    let names = [label, &factors_name(what, turned.blocks())];
+    let [codes, factors] = gather_columns(group, names, call, columnwise, turned.blocks())?;
     let whole = turned.joined(codes, factors, None)?.transposed()?.for_backward();
     let mut dims = shard.shape().to_vec();
     let Some(rows) = dims.first_mut() else { return Ok(whole) };
     *rows = match shard.shape().len() {
         2 => whole.matrix()[0],
-        _ => {
-            let mine = Tensor::from_vec(rows.to_le_bytes().to_vec(), [1, 8], shard.device())?;
-            let all = all_gather(&format!("{what}: rows"), &mine)?.to_vec::<u8>()?;
-            all.as_chunks::<8>().0.iter().map(|rows| usize::from_le_bytes(*rows)).sum()
-        }
+        _ => group.total_rows(&format!("{what}: rows"), *rows, shard.device())?,
     };
     Ok(whole.reshape(Shape::from_slice(&dims).unwrap_or(*shard.shape()))?)
 }
@@ -132,40 +119,39 @@ fn unit(shard: &Fp8Tensor) -> Option<usize> {
     Some(rowwise.unwrap_or(1).max(columnwise.unwrap_or(Some(1))?))
 }
 
-/// Returns whether each shard except the last has a multiple of `unit` rows, and the number of ranks. All ranks get the same answer.
-pub(crate) fn are_multiples(
-    all_gather: AllGather<'_>,
-    label: &str,
-    rows: usize,
-    on: &Tensor,
-    unit: usize,
-) -> Result<(bool, usize)> {
-    let mine = Tensor::from_vec(vec![i32::from(rows.is_multiple_of(unit))], [1], on.device())?;
-    let all = all_gather(label, &mine)?.to_vec::<i32>()?;
-    let fits = all.split_last().is_none_or(|(_, others)| others.iter().all(|&is_multiple| is_multiple == 1));
-    Ok((fits, all.len()))
+/// Names the gather of the factors.
+fn factors_name(what: &str, blocks: Option<Blocks>) -> String {
+    format!("{what}: {}", if blocks.is_some() { "scales" } else { "the scale" })
 }
 
-/// Returns the factor that all ranks have.
-fn one_factor(all_gather: AllGather<'_>, name: &str, call: &str, own: &Tensor) -> Result<Tensor> {
-    let all = all_gather(name, &own.reshape([1])?)?.to_vec::<f32>()?;
-    let mut others = (1..).zip(all.iter().skip(1));
-    match (
-        all.first(),
-        others.find(|(_, factor)| all.first().map(|first| first.to_bits()) != Some(factor.to_bits())),
-    ) {
-        (Some(first), Some((rank, factor))) => Err(Error::Scales {
-            call: call.to_owned(),
-            rank,
-            value: Some(factor.recip()),
-            other: 0,
-            other_value: Some(first.recip()),
-        }),
-        _ => Ok(own.clone()),
+/// Gathers codes and factors along dimension 0. A single factor is compared.
+fn gather_layout(
+    group: &dyn Gatherer,
+    [name, factors_name]: [&str; 2],
+    call: &str,
+    [codes, factors]: [&Tensor; 2],
+    blocks: Option<Blocks>,
+) -> Result<[Tensor; 2]> {
+    if blocks.is_some() {
+        return Ok([group.all_gather(name, codes)?, group.all_gather(factors_name, factors)?]);
     }
+    let factor = Factor { name: factors_name, call, value: factors };
+    Ok([group.gather_codes(name, codes, &factor)?, factors.clone()])
 }
 
-/// Gathers `[cols, n]` of each rank along the second dimension.
-fn gather_columns(all_gather: AllGather<'_>, what: &str, part: &Tensor) -> Result<Tensor> {
-    Ok(ops::transpose(&all_gather(what, &ops::transpose(part)?)?)?)
+/// Like [`gather_layout`], along the second dimension of codes `[cols, n]`.
+fn gather_columns(
+    group: &dyn Gatherer,
+    names: [&str; 2],
+    call: &str,
+    [codes, factors]: [&Tensor; 2],
+    blocks: Option<Blocks>,
+) -> Result<[Tensor; 2]> {
+    let turn = |factors: &Tensor| match blocks {
+        Some(_) => ops::transpose(factors),
+        None => Ok(factors.clone()),
+    };
+    let turned = [&ops::transpose(codes)?, &turn(factors)?];
+    let [codes, factors] = gather_layout(group, names, call, turned, blocks)?;
+    Ok([ops::transpose(&codes)?, turn(&factors)?])
 }

@@ -13,7 +13,7 @@ pub(crate) fn by_exchange(
     slot: &Slot<'_>,
 ) -> Result<Operand> {
     if let Scale::Blocks(rule) = slot.scale {
-        return blocks::gather(all_gather, what, shard, slot, rule);
+        return blocks::gather(&all_gather, what, shard, slot, rule);
     }
     let agreement = agree(all_gather, what, shard, slot)?;
     let shard = agreement.quantize(shard, slot)?;

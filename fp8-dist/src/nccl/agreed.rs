@@ -1,5 +1,6 @@
 //! Agreements of the ranks that last.
 
+use crate::message::Message;
 use fp8_kernels::{Shape, Tensor, interop};
 
 /// The properties of a call that the ranks have agreed on for its name and need not compare again.
@@ -23,4 +24,9 @@ pub(super) fn number(label: &str, shards: &[Shape]) -> i32 {
     let hash = label.bytes().chain(extents);
     let hash = hash.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     hash.cast_signed()
+}
+
+/// The shapes in the messages of all ranks.
+pub(super) fn shapes(all: &[Message]) -> Vec<Shape> {
+    all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect()
 }

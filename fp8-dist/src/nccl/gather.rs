@@ -1,5 +1,5 @@
-//! Gathers of shards: `all_gather`, where the hosts compare shapes in each call, and the quantized all-gather, where they compare
-//! only the first calls of a name.
+//! Gathers of shards: `all_gather`, where the hosts compare shapes in each call, and the quantized all-gather with one scale, where
+//! they compare only the first calls of a name. `known.rs` has those of codes, and of scales for blocks.
 //!
 //! Once a call has found the shapes of all shards and a committed scale that is equal on all ranks, later calls of the name do not
 //! involve the hosts. Each rank quantizes its shard with the current scale of its cell. One group of NCCL calls gathers the codes,
@@ -16,12 +16,15 @@ use super::agreed::{self, Agreed};
 use super::api::{self, Api, Comm, Stream};
 use super::communicator::Answer;
 use super::group::{Group, address, call};
+use super::known::Known;
 use crate::gather::exchange::agree;
 use crate::gather::{blocks, codes, shard as of_shard};
 use crate::message::{Call, Operation};
 use crate::{Error, ReduceOp, Result, output};
 use fp8_kernels::{Cell, DType, Fp8Tensor, Operand, Scale, Shape, Slot, Tensor, interop, ops};
 use std::sync::Arc;
+
+const FUNCTION: &str = "quantized_all_gather";
 
 /// Bytes to gather: where this rank's are, where all go, and how many each rank has.
 struct Parts {
@@ -68,8 +71,7 @@ impl Group {
     fn extents(&self, call: &Call, x: &Tensor, out: Option<&Tensor>) -> Result<Vec<Shape>> {
         self.expect_alive(call)?;
         self.own(self.expect_device(call, x.device()))?;
-        let all = self.compare(call, x, out)?;
-        Ok(all.iter().filter_map(|message| Some(message.part.as_ref()?.shape)).collect())
+        Ok(agreed::shapes(&self.compare(call, x, out)?))
     }
 
     /// The shape of the shards of all ranks together.
@@ -90,12 +92,12 @@ impl Group {
 
     /// Gathers a quantized tensor, through the hosts or on the devices alone (see the header of this file).
     pub(super) fn gather_quantized(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
-        if let Scale::Blocks(rule) = slot.scale {
-            let remedy = "run it outside of the recorded step: the hosts compare the shards of a tensor with scales for blocks";
-            shard.device().expect_eager(&named(what), remedy)?;
-            return blocks::gather(&|what, x| self.gather(what, x), what, shard, slot, rule);
-        }
         let label = of_shard::label(what, shard, slot);
+        if let Scale::Blocks(rule) = slot.scale {
+            let layout = format!("{label}, columnwise {}", slot.columnwise);
+            let known = Known::new(self, FUNCTION, what, &layout, *shard.shape());
+            return blocks::gather(&known, what, shard, slot, rule);
+        }
         if let Some(agreed) = self.agreed(what, &label, *shard.shape(), slot.scale) {
             return self.gather_agreed(what, &agreed, shard, slot);
         }
@@ -116,7 +118,7 @@ impl Group {
             Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } | Scale::Blocks(_) => None,
         };
         let number = Tensor::from_vec(vec![agreed::number(&label, &shards)], [1], shard.device())?;
-        let call = self.number_of(&format!("quantized_all_gather `{label}`"));
+        let call = self.number_of(&named(&label));
         let agreed = Arc::new(Agreed { label, committed, shards, number, call });
         // Like all later ones, so that what a recorded call needs is there: kernels, and NCCL's connections.
         let whole = self.gather_agreed(what, &agreed, shard, slot)?;
@@ -126,7 +128,13 @@ impl Group {
 
     /// Returns the earlier agreement on a shard of this shape if this is the same call again: it has the same label, and its cell
     /// still holds the committed scale.
-    fn agreed(&self, what: &str, label: &str, shape: Shape, scale: Scale<'_>) -> Option<Arc<Agreed>> {
+    pub(super) fn agreed(
+        &self,
+        what: &str,
+        label: &str,
+        shape: Shape,
+        scale: Scale<'_>,
+    ) -> Option<Arc<Agreed>> {
         let agreed = self.agreed.lock().get(&(what.to_owned(), shape)).cloned()?;
         let is_committed = match (scale, &agreed.committed) {
             (Scale::Cell { cell, .. }, Some(committed)) => committed.holds(cell),
@@ -138,43 +146,8 @@ impl Group {
 
     /// Gathers a tensor that is in FP8, through the hosts or on the devices alone.
     pub(super) fn gather_fp8(&self, what: &str, shard: &Fp8Tensor) -> Result<Fp8Tensor> {
-        let named = format!("gather_codes `{what}`");
-        let (Some(rowwise), None) = (shard.rowwise(), shard.blocks()) else {
-            let remedy = "run it outside of the recorded step: the hosts compare shards with scales for blocks, and columnwise ones";
-            shard.device().expect_eager(&named, remedy)?;
-            return codes::gather(&|what, x| self.gather(what, x), what, shard);
-        };
-        let (label, shape) = (codes::label(what, shard), *shard.shape());
-        let agreed = match self.agreed(what, &label, shape, Scale::Off) {
-            Some(agreed) => agreed,
-            None => {
-                let remedy = "call it once before recording, with this name and shape";
-                shard.device().expect_eager(&named, remedy)?;
-                let _turn = self.turn.lock();
-                let shards =
-                    self.extents(&call(Operation::AllGather, &label), &rowwise.reshape(shape)?, None)?;
-                let number = Tensor::from_vec(vec![agreed::number(&label, &shards)], [1], shard.device())?;
-                let call = self.number_of(&format!("gather_codes `{label}`"));
-                Arc::new(Agreed { label, committed: None, shards, number, call })
-            }
-        };
-        let codes = {
-            let _turn = self.turn.lock();
-            let call = call(Operation::AllGather, what);
-            self.expect_alive(&call)?;
-            self.expect_device(&call, shard.device())?;
-            let factor = Some(address(shard.scale_inv())?);
-            let named = format!("{named} by dequantization factors");
-            self.gather_compared(&call, &named, &agreed, &rowwise.reshape(shape)?, factor)?
-        };
-        self.agreed.lock().insert((what.to_owned(), shape), agreed);
-        let whole = Fp8Tensor::from_codes(
-            codes.clone(),
-            *codes.shape(),
-            shard.encoding(),
-            shard.scale_inv().clone(),
-        )?;
-        Ok(if shard.columnwise().is_some() { whole.with_columnwise()? } else { whole })
+        let known = Known::new(self, "gather_codes", what, &codes::label(what, shard), *shard.shape());
+        codes::gather(&known, what, shard)
     }
 
     /// Without the hosts.
@@ -205,7 +178,7 @@ impl Group {
     }
 
     /// Gathers codes or values and lets the device compare calls, and the f32 at `scale`.
-    fn gather_compared(
+    pub(super) fn gather_compared(
         &self,
         call: &Call,
         named: &str,
@@ -247,7 +220,7 @@ impl Parts {
 
 /// As errors name the call.
 fn named(what: &str) -> String {
-    format!("quantized_all_gather `{what}`")
+    format!("{FUNCTION} `{what}`")
 }
 
 /// Gathers all parts, several as one group of calls. Parts of different lengths are broadcast by each rank into its place.

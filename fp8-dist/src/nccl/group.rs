@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 /// The hosts compare the following calls over their connections, which costs a round trip: names, state, every `all_gather` (whose
 /// shards may differ in size) and `all_to_all`, every `barrier`, the first call of each other collective with a new name, dtype or
 /// shape, and every
-/// [`quantized_all_gather`](crate::quantized_all_gather()) until it finds a committed scale. All other calls are passed straight to
-/// NCCL. In a training step the all-reduce of amaxes therefore involves no host, and can be captured in a graph. Once a second, each
+/// [`quantized_all_gather`](crate::quantized_all_gather()) with a cell until it finds a committed scale. All other calls are passed
+/// straight to NCCL. In a training step the all-reduce of amaxes therefore involves no host, and can be captured in a graph. Once a second, each
 /// rank tells rank 0 which of these calls it has made. If their orders differ, the group fails and names both calls; results of the
 /// two seconds until then may be mixed up.
 ///
@@ -354,7 +354,11 @@ impl Group {
         match queued {
             Ok(()) => {
                 let queued = self.holder.queued(&call.to_string(), number, side, partners);
-                self.own(queued.map_err(Error::from))
+                self.own(queued.map_err(Error::from))?;
+                // If the watch has ended what is queued before this call was marked, it did not see it.
+                let Some(failure) = self.control().failure() else { return Ok(()) };
+                self.watched().distrust(&failure);
+                Err(Error::Failed { call: call.to_string(), failure })
             }
             Err(Trouble::Nccl(function, text)) => failed(format!("{call}: {function}: {text}")),
             Err(Trouble::Late(function)) => {
@@ -434,4 +438,46 @@ pub(super) fn call(operation: Operation, what: &str) -> Call {
 
 pub(super) fn address(x: &Tensor) -> Result<u64> {
     Ok(interop::address(x)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fp8_kernels::{CudaAllocator, CudaOptions};
+    use std::net::TcpListener;
+
+    /// The thread that watches may have ended what was queued before the call was marked.
+    #[test]
+    fn a_group_that_fails_while_a_call_is_queued_distrusts_what_was_queued() {
+        let options = CudaOptions {
+            library: Some(fp8_cuda_sim::library_path().unwrap()),
+            allocator: Some(CudaAllocator::Exact),
+            ..CudaOptions::default()
+        };
+        let device = Device::cuda_with_options(&options).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let alone = Environment::on_this_machine(port);
+        let here = Environment { exact_port: true, run_id: "test".to_owned(), ..alone };
+        let deadline = Duration::from_secs(10);
+        let end = connect("dp", &here, None, deadline, &|| false).unwrap();
+        let group = Group::new(end, vec![0], &device, deadline).unwrap();
+        let x = Tensor::from_vec(vec![1.0f32], [1], &device).unwrap();
+        let out = group.empty_like(&x, [1].into(), DType::F32).unwrap();
+        let [from, to] = [&x, &out].map(|x| address(x).unwrap());
+        let call = call(Operation::AllReduce(ReduceOp::Sum), "x");
+        let queued = group.queue(&call, None, |api, comm, stream| {
+            // SAFETY: both name an f32 of this device, and live until the group is gone.
+            let mut status = unsafe { (api.all_reduce)(from, to, 1, api::FLOAT32, api::SUM, comm, stream) };
+            while status == api::IN_PROGRESS {
+                // SAFETY: the communicator is alive while it is called; the status lives through the call.
+                assert_eq!(unsafe { (api.async_error)(comm, &mut status) }, api::SUCCESS);
+            }
+            group.control().poison("another call failed");
+            ("ncclAllReduce", status)
+        });
+        let told = queued.unwrap_err().to_string();
+        assert!(told.contains("all_reduce(sum) `x`") && told.contains("another call failed"), "{told}");
+        let read = out.item().unwrap_err().to_string();
+        assert!(read.contains("failed while its work was queued"), "{read}");
+    }
 }

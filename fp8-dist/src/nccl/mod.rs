@@ -12,6 +12,7 @@ mod collectives;
 mod communicator;
 mod gather;
 mod group;
+mod known;
 mod messages;
 mod reductions;
 mod watch;

@@ -206,7 +206,7 @@ impl Watched {
     }
 
     /// Poisons the device, because the results of aborted work are undefined.
-    fn distrust(&self, failure: &Failure) {
+    pub(super) fn distrust(&self, failure: &Failure) {
         let reason = format!("group `{}` failed while its work was queued: {failure}", self.control.id());
         // Its device is a GPU.
         let _ = interop::poison(&self.device, reason);

@@ -18,6 +18,7 @@ mod pending;
 mod quantizer;
 mod scaling;
 mod schedules;
+mod shared_scales;
 mod support;
 
 use fp8_dist::local;

@@ -18,5 +18,6 @@ mod processes;
 mod rig;
 mod scaling;
 mod steady;
+mod steady_blocks;
 mod steady_codes;
 mod steady_scopes;

@@ -3,10 +3,8 @@
 use crate::rig::{Rig, SEEDS, SHORT, ranks, tensor, try_ranks};
 use crate::steady::{Bytes, bytes, shard, values};
 use fp8_dist::{gather_codes, quantized_all_gather};
-use fp8_kernels::fp8_format::slice::MxRounding;
 use fp8_kernels::{
-    BlockRule, Cell, DType, Device, Encoding, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor,
-    TransposePolicy, ops,
+    Cell, DType, Device, Encoding, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor, TransposePolicy, ops,
 };
 use std::time::{Duration, Instant};
 
@@ -71,33 +69,6 @@ fn scales_that_differ_are_told_at_the_next_wait() {
             "gather_codes `x` by dequantization factors: the scale is 0.5 on rank 1 and 1 on rank 0";
         assert!(error.starts_with(expected), "{error}");
     }
-    rig.finish();
-}
-
-#[test]
-fn blocks_and_columnwise_codes_go_through_the_hosts() {
-    let rig = Rig::new();
-    let rows = [32, 7];
-    let x = values(39 * 16, 1);
-    let mx = Slot {
-        scale: Scale::Blocks(BlockRule::Mx(MxRounding::Ceil)),
-        columnwise: true,
-        ..Slot::off(Encoding::E4M3)
-    };
-    let cpu = Device::cpu();
-    let expected = quantize(&tensor(&x, &[39, 16], DType::BF16, &cpu), &mx);
-    ranks(2, |group, device| {
-        let part = quantize(&shard(&x, &rows, group.rank(), 16, DType::BF16, device), &mx);
-        for part in [part.clone(), part.for_backward()] {
-            let found = gather_codes(&*group, "x", &part).unwrap();
-            let of = |x: Option<&Tensor>| x.map(|x| x.to_vec::<u8>().unwrap());
-            let rowwise = part.rowwise().map(|_| expected.codes().unwrap());
-            assert_eq!((of(found.rowwise()), of(found.columnwise())), (rowwise, of(expected.columnwise())));
-            assert_eq!(of(found.columnwise_scale_inv()), of(expected.columnwise_scale_inv()));
-            let refused = device.capture(|| gather_codes(&*group, "x", &part)).unwrap_err().to_string();
-            assert!(refused.contains("cannot be recorded: run it outside of the recorded step"), "{refused}");
-        }
-    });
     rig.finish();
 }
 
