@@ -111,6 +111,29 @@ pub enum Error {
         /// Those of the recipe.
         wanted: String,
     },
+    /// A scope whose group lacks ranks that have parts of a tensor.
+    #[error(
+        "slot `{slot}`: parts of its tensor are on ranks {missing:?} of the job, too, but {}: reduce amaxes over a group of all ranks \
+         that share the model's layers, `scaling.set_group(mesh.amax_group())`",
+        .group.as_ref().map_or_else(|| "the scope has no group".to_owned(), |group| format!("group `{group}` does not have them"))
+    )]
+    AmaxRanks {
+        /// The slot's name.
+        slot: Arc<str>,
+        /// The scope's group, if it has one.
+        group: Option<String>,
+        /// The ranks of the job that it lacks.
+        missing: Vec<usize>,
+    },
+    /// A recipe without reduced amaxes for a tensor whose parts are gathered in FP8.
+    #[error(
+        "slot `{slot}`: reduce_amax = false, but parts of its tensor are gathered in FP8, which needs one scale on all ranks: set \
+         reduce_amax to true, or sequence_parallel to false"
+    )]
+    OwnScales {
+        /// The slot's name.
+        slot: Arc<str>,
+    },
     /// A backward scope whose delayed weight gradients would be lost.
     #[error(
         "{delayed} weight gradients were delayed: take them from the backward scope by take_wgrads() before its commit"

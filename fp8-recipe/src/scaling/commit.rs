@@ -52,14 +52,15 @@ impl Scaling {
 
     /// Ends the open scope after its update.
     fn close(&mut self, scales: Option<Vec<Vec<Cell>>>) {
-        let Some(Scope { direction, touched, outcome, weight_uses, squares, lone, .. }) = self.scopes.take()
+        let Some(Scope { direction, touched, outcome, weight_uses, squares, lone, groups, .. }) =
+            self.scopes.take()
         else {
             return;
         };
         self.sqnr.replace(squares);
         match direction {
             Direction::Forward => {
-                if self.scopes.awaiting_mut().forward_committed(&touched, lone) {
+                if self.scopes.awaiting_mut().forward_committed(&touched, lone, &groups) {
                     self.inherited.forward_committed();
                 }
                 outcome.end(Ending::Committed { touched, scales });
@@ -131,7 +132,7 @@ impl Scaling {
     /// nothing after a commit, and for a forward scope that records nothing, for which no rank waits.
     pub(crate) fn abandon(&mut self) {
         let Some(scope) = self.roll_back(Ending::Left) else { return };
-        if scope.direction == Direction::Forward && scope.touched.is_empty() {
+        if scope.direction == Direction::Forward && scope.touched.is_empty() && scope.groups.is_empty() {
             return;
         }
         let reason = scope.reason();
@@ -140,8 +141,10 @@ impl Scaling {
             target: "fp8_recipe::scaling",
             direction = %scope.direction, reason, "a scope was dropped without commit; scales are unchanged"
         );
-        let groups = self.domains.iter().filter_map(Domain::group).filter(|group| group.world_size() > 1);
-        distinct(groups).iter().for_each(|group| group.poison(&reason));
+        let groups = self.domains.iter().filter_map(Domain::group).chain(&scope.groups);
+        distinct(groups.filter(|group| group.world_size() > 1))
+            .iter()
+            .for_each(|group| group.poison(&reason));
     }
 }
 
@@ -171,7 +174,8 @@ fn reduce(
         }
     }
     let groups = scope.touched.iter().filter_map(|&index| domains[index].group());
-    let groups = groups.chain(domains.default_group()).filter(|group| group.world_size() > 1);
+    let groups = groups.chain(domains.default_group()).chain(&scope.groups);
+    let groups = groups.filter(|group| group.world_size() > 1);
     let is_left = |group: &&Arc<dyn AmaxGroup>| !reduced.iter().any(|id| id == group.id());
     distinct(groups).into_iter().filter(is_left).try_for_each(|group| overflow.reduce(&**group))
 }

@@ -49,6 +49,8 @@ impl Backward<'_> {
     /// products `dyᵀ · x` for later. A pipeline sends the gradient of the input to the previous stage first, and computes the
     /// weight gradients while it waits.
     ///
+    /// Until then they keep `dy` and `x`: with sequence parallelism the gathered ones, of the tokens of all ranks.
+    ///
     /// [`take_wgrads`](Self::take_wgrads) returns them, in the order in which backward reached the layers. fp8-nn's `backward_dw`
     /// computes them, with the bits that the scope would have given them.
     pub fn delay_wgrad(&mut self) {

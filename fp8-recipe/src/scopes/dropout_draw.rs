@@ -12,7 +12,7 @@ impl Scaling {
     /// Sets the seed of dropout. The number of scopes that have drawn masks stays. Default: 0.
     ///
     /// In data-parallel training, give each rank a seed of its own, such as `seed + rank`, or all ranks drop the same elements of
-    /// different batches. Do so again after [`load_state`](Self::load_state), which sets the seed of the rank that saved the
+    /// different batches. Ranks that share layers (tensor parallelism) have one seed. Do so again after [`load_state`](Self::load_state), which sets the seed of the rank that saved the
     /// state.
     ///
     /// # Errors
@@ -29,6 +29,19 @@ impl Scaling {
 }
 
 impl Forward<'_> {
+    /// Returns the seed of dropout, which ranks that draw parts of one mask have in common.
+    ///
+    /// ```
+    /// use fp8_recipe::{DelayedScaling, GemmSlots, Scaling, fp8_kernels::Device};
+    /// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+    /// scaling.set_dropout_seed(7)?;
+    /// assert_eq!(scaling.autocast(&DelayedScaling::default().into())?.dropout_seed(), 7);
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    pub const fn dropout_seed(&self) -> u64 {
+        self.scaling.dropout_seed()
+    }
+
     /// Returns the random numbers of the next dropout mask, or `None` in an evaluation, which drops nothing.
     ///
     /// Each call in a scope returns another mask, in the order of the calls. A replay ([`Backward::replay`]) returns those of the

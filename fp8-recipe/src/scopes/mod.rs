@@ -14,3 +14,4 @@ pub(crate) mod origin;
 pub(crate) mod overflow;
 pub(crate) mod scope_settings;
 pub(crate) mod scopes_so_far;
+pub(crate) mod tensor_ranks;

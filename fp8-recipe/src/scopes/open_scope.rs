@@ -1,10 +1,10 @@
 //! The state that an open, recording scope keeps until it ends, and the state that forward scopes leave for the next
 //! backward scope.
 
-use crate::Direction;
 use crate::reports::error_squares::{Measured, Squares};
 use crate::scopes::forward_outcome::ForwardOutcome;
 use crate::weights::weight_cache::Added;
+use crate::{AmaxGroup, Direction};
 use fp8_kernels::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ pub(crate) struct Scope {
     pub(crate) cause: Option<String>,
     /// A recipe of the scope whose scales differ between ranks.
     pub(crate) lone: Option<Arc<str>>,
+    /// Groups in which layers have collectives of their own.
+    pub(crate) groups: Vec<Arc<dyn AmaxGroup>>,
 }
 
 impl Scope {
@@ -51,7 +53,13 @@ impl Scope {
             outcome: Arc::new(ForwardOutcome::of_scope(number)),
             cause: None,
             lone: None,
+            groups: Vec::new(),
         }
+    }
+
+    /// Notes a group in which layers have collectives of their own.
+    pub(crate) fn add_group(&mut self, group: &Arc<dyn AmaxGroup>) {
+        note(&mut self.groups, group);
     }
 
     /// The number of the scope, by which later ones know what it has used.
@@ -84,6 +92,12 @@ impl Scope {
     }
 }
 
+fn note(groups: &mut Vec<Arc<dyn AmaxGroup>>, group: &Arc<dyn AmaxGroup>) {
+    if !groups.iter().any(|known| Arc::ptr_eq(known, group)) {
+        groups.push(group.clone());
+    }
+}
+
 fn touch(touched: &mut Vec<usize>, domains: &[usize]) {
     for domain in domains {
         if !touched.contains(domain) {
@@ -103,19 +117,33 @@ pub(crate) struct Awaiting {
     is_answered: bool,
     /// A recipe of the forward scopes whose scales differ between ranks.
     lone: Option<Arc<str>>,
+    /// The groups in which layers have had collectives of their own. Their backward pass has some, too: its ranks are told even of an
+    /// error before the first of them.
+    groups: Vec<Arc<dyn AmaxGroup>>,
 }
 
 impl Awaiting {
     /// Returns whether the forward scopes before this one have had their backward.
-    pub(crate) fn forward_committed(&mut self, touched: &[usize], lone: Option<Arc<str>>) -> bool {
+    pub(crate) fn forward_committed(
+        &mut self,
+        touched: &[usize],
+        lone: Option<Arc<str>>,
+        groups: &[Arc<dyn AmaxGroup>],
+    ) -> bool {
         let was_answered = std::mem::take(&mut self.is_answered);
         if was_answered {
             self.domains.clear();
             self.lone = None;
+            self.groups.clear();
         }
         touch(&mut self.domains, touched);
         self.lone = self.lone.take().or(lone);
+        groups.iter().for_each(|group| note(&mut self.groups, group));
         was_answered
+    }
+
+    pub(crate) fn groups(&self) -> &[Arc<dyn AmaxGroup>] {
+        &self.groups
     }
 
     /// Adds a domain whose forward scope was committed before the state was saved.
@@ -156,13 +184,13 @@ mod tests {
         let mut awaiting = Awaiting::default();
         assert!(awaiting.domains().is_empty());
         awaiting.backward_committed(); // a backward scope without forward
-        awaiting.forward_committed(&[2, 0], None);
-        awaiting.forward_committed(&[0, 1], None);
+        awaiting.forward_committed(&[2, 0], None, &[]);
+        awaiting.forward_committed(&[0, 1], None, &[]);
         assert_eq!(awaiting.domains(), [2, 0, 1]);
         awaiting.backward_committed();
         assert_eq!(awaiting.domains(), [2, 0, 1]); // of the second microbatch
         awaiting.backward_committed();
-        awaiting.forward_committed(&[1], None);
+        awaiting.forward_committed(&[1], None, &[]);
         assert_eq!(awaiting.domains(), [1]);
     }
 }

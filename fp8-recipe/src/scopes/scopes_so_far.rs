@@ -16,13 +16,16 @@ pub(crate) struct Scopes {
 impl Scopes {
     /// Opens a scope. `weight_uses` is the number of uses of cached weights so far.
     pub(crate) fn open(&mut self, direction: Direction, weight_uses: u64) {
-        let (touched, lone) = match direction {
-            Direction::Forward => (Vec::new(), None),
-            Direction::Backward => (self.awaiting.domains().to_vec(), self.awaiting.lone().cloned()),
+        let (touched, lone, groups) = match direction {
+            Direction::Forward => (Vec::new(), None, Vec::new()),
+            Direction::Backward => {
+                let awaiting = &self.awaiting;
+                (awaiting.domains().to_vec(), awaiting.lone().cloned(), awaiting.groups().to_vec())
+            }
         };
         self.number += 1;
         let scope = Scope::new(direction, touched, weight_uses, self.number);
-        self.open = Some(Scope { lone, ..scope });
+        self.open = Some(Scope { lone, groups, ..scope });
     }
 
     pub(crate) const fn current(&self) -> Option<&Scope> {
