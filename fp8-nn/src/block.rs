@@ -7,7 +7,8 @@ use fp8_kernels::Tensor;
 use fp8_recipe::Forward;
 use std::any::Any;
 
-/// A [`Module`] that can be a block of a [`Gpt`](crate::Gpt): it takes and returns `[batch, seq, hidden_size]`.
+/// A [`Module`] that can be a block of a [`Gpt`](crate::Gpt): it takes and returns `[batch, seq, hidden_size]`, or with sequence
+/// parallelism this rank's tokens, `[tokens / ranks, hidden_size]`.
 ///
 /// [`Gpt::with_blocks`](crate::Gpt::with_blocks) puts blocks of your own into a model, usually around its [`TransformerLayer`]s.
 /// Slots, checkpoints, optimizers, ranks and recorded steps find their parameters by [`Layer`](crate::Layer), as those of any layer.

@@ -1,11 +1,15 @@
 //! The norm of a model's gradients, and clipping by it.
 
 use crate::module::trainable_mut;
-use crate::{Error, Layer, Parameter, Result, parameters};
+use crate::{Error, Layer, Parameter, Placement, Result, TensorParallel, parameters};
 use fp8_kernels::{DType, Device, Tensor, ops};
+use std::sync::Arc;
 
 /// Scales all gradients so that their common L2 norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` does. Returns the
 /// norm before clipping as a tensor of one f32.
+///
+/// With [tensor parallelism](crate::TensorParallel), it is the norm of the whole model, and all ranks that share the model call this, after
+/// [`all_reduce_gradients`](crate::all_reduce_gradients) or [`Gradients::finish`](crate::Gradients::finish).
 ///
 /// The norm stays on the device, so the host does not wait. If the norm is not finite, no gradient is scaled, and
 /// [`AdamW::step_with_norm`](crate::AdamW::step_with_norm) skips the step. A model whose parameters are all
@@ -23,7 +27,8 @@ use fp8_kernels::{DType, Device, Tensor, ops};
 /// ```
 ///
 /// # Errors
-/// A `max_norm` that is not greater than 0; a gradient that shares its storage with another tensor. Nothing has changed then.
+/// A `max_norm` that is not greater than 0; a gradient that shares its storage with another tensor, or is a part of a sum over ranks.
+/// Nothing has changed then. A failure of the group of tensor parallelism.
 pub fn clip_grad_norm(model: &mut (impl Layer + ?Sized), max_norm: f32) -> Result<Tensor> {
     clip_with(model, max_norm, |_| Ok(()))
 }
@@ -46,7 +51,7 @@ pub(crate) fn clip_with(
     // Gradients are scaled in place, so none may share its storage. All are checked before the first is scaled.
     let mut parameters = trainable_mut(model);
     for parameter in &parameters {
-        parameter.gradient().expect_here(parameter.name())?;
+        parameter.expect_complete_gradient()?;
         let holders = parameter.main_grad().holders();
         if holders > 0 {
             return Err(fp8_kernels::Error::Shared { name: main_grad_name(parameter), holders }.into());
@@ -68,7 +73,27 @@ fn main_grad_name(parameter: &Parameter) -> String {
     format!("{}.main_grad", parameter.name())
 }
 
-/// Returns the L2 norm of all gradients together, one f32 on their device.
+/// Returns the L2 norm of all gradients together, one f32 on their device. Those that are equal on the ranks that share a layer count
+/// once, and the parts of the others are all counted.
 pub(crate) fn grad_norm<'a>(parameters: impl Iterator<Item = &'a Parameter>) -> Result<Tensor> {
-    Ok(ops::grad_norm(&parameters.map(Parameter::main_grad).collect::<Vec<_>>())?)
+    let (mut replicated, mut cut): (Vec<&Tensor>, Vec<(&TensorParallel, Vec<&Tensor>)>) = Default::default();
+    for parameter in parameters {
+        let gradient = parameter.main_grad();
+        match (parameter.placement(), parameter.tensor_parallel()) {
+            (Placement::Cut(_), Some(ranks)) => {
+                match cut.iter_mut().find(|(of, _)| Arc::ptr_eq(of.group(), ranks.group())) {
+                    Some((_, gradients)) => gradients.push(gradient),
+                    None => cut.push((ranks, vec![gradient])),
+                }
+            }
+            _ => replicated.push(gradient),
+        }
+    }
+    let mut norms = Vec::with_capacity(cut.len());
+    for (ranks, gradients) in &cut {
+        let own = ops::grad_norm(gradients)?.reshape([1])?;
+        norms.push(ranks.gather("norms of gradients", &own)?);
+    }
+    // The norm of norms is that of all.
+    Ok(ops::grad_norm(&replicated.into_iter().chain(&norms).collect::<Vec<_>>())?)
 }

@@ -10,10 +10,13 @@ mod broadcast_state;
 mod buckets;
 mod gradients;
 mod hand_over;
+mod partial;
 mod ranks;
+mod replicas;
 
 use crate::{Layer, Parameter, Result, parameters_mut};
 pub use agreement::agree;
+pub(crate) use agreement::common_state;
 pub use broadcast_state::broadcast_state;
 use buckets::Buckets;
 use fp8_dist::ProcessGroup;
@@ -21,7 +24,9 @@ use fp8_kernels::Tensor;
 pub use gradients::{Gradients, GradientsOptions};
 pub(crate) use hand_over::Parts;
 pub use hand_over::hand_over_gradients;
-use ranks::own;
+
+pub(crate) use ranks::own;
+pub(crate) use replicas::tensor_parallel_ranks;
 
 /// Replaces every parameter's gradient by its sum over the ranks. Call it after backward and before the optimizer's step.
 ///
@@ -38,6 +43,10 @@ use ranks::own;
 /// group of more than one rank, is refused: see [`Backward::lone_recipe`](fp8_recipe::Backward::lone_recipe).
 ///
 /// In a step that is being recorded, both are decided while recording.
+///
+/// With [tensor parallelism](crate::TensorParallel), `group` is that of the replicas ([`Mesh::dp`](fp8_dist::Mesh::dp)), also if it has
+/// one rank: gradients of which the ranks that share a layer have parts ([`Placement::Partial`](crate::Placement::Partial)) are summed over
+/// those ranks, too.
 ///
 /// Before its first reduction over a group, and again after parameters were created, set or loaded, it compares the
 /// parameters of all ranks and the optimizer state that [`checkpoint::load`](crate::checkpoint::load) has loaded with them.
@@ -70,18 +79,18 @@ use ranks::own;
 /// ```
 ///
 /// # Errors
-/// Two parameters of one name. A gradient that was already summed over this group, or computed with scales of this rank alone. Parameters or loaded
+/// Two parameters of one name. A group with ranks that have other parts of the model. A gradient that was already summed over this group, or computed with scales of this rank alone. Parameters or loaded
 /// optimizer state that differ between the ranks, on every rank, with the first difference; parameters
 /// that only one rank has set or loaded. In a step that is being recorded, a gradient that shares its storage, or
 /// parameters that have not been compared. Nothing has changed then. A rank that left, failed or has another model. Some
 /// gradients may already be summed then, so clear them ([`zero_grad`](crate::zero_grad)) before the next backward.
 pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
-    if group.world_size() == 1 {
-        return Ok(());
+    replicas::expect_replicas(model, group, "all_reduce_gradients")?;
+    gradients::before_sums(model, group)?;
+    if group.world_size() > 1 {
+        gradients::sum(model, group, Buckets::new(model, None))?;
     }
-    gradients::expect_summable(model, group)?;
-    agreement::before_reduction(model, group)?;
-    gradients::sum(model, group, Buckets::new(model, None))
+    partial::sum_partial(model, group)
 }
 
 /// Replaces the parameters of every rank by those of rank 0. Call it once, before the first step.
@@ -114,8 +123,9 @@ pub fn all_reduce_gradients(model: &mut (impl Layer + ?Sized), group: &dyn Proce
 /// ```
 ///
 /// # Errors
-/// A rank that left, failed or has another model. No parameter has changed then.
+/// A group with ranks that have other parts of the model; a rank that left, failed or has another model. No parameter has changed then.
 pub fn broadcast_parameters(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
+    replicas::expect_replicas(model, group, "broadcast_parameters")?;
     let mut parameters = parameters_mut(model);
     let values = parameters
         .iter()

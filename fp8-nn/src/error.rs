@@ -130,6 +130,49 @@ pub enum Error {
         /// The group's id.
         group: String,
     },
+    /// A gradient of which each rank has a part, before the sum.
+    #[error(
+        "the gradient of `{parameter}` is a part of the sum over group `{group}`: call all_reduce_gradients or Gradients::finish over the \
+         data-parallel group, also if that has one rank, before the gradient is used"
+    )]
+    PartialGradient {
+        /// The parameter.
+        parameter: Arc<str>,
+        /// The id of the group of tensor parallelism.
+        group: String,
+    },
+    /// A group for replicas of a parameter that has ranks with other parts of the model.
+    #[error(
+        "{call}: group `{group}` has ranks with other parts of `{parameter}`'s layer: pass the group of replicas, `mesh.dp()`"
+    )]
+    NotReplicas {
+        /// The function.
+        call: &'static str,
+        /// The parameter.
+        parameter: Arc<str>,
+        /// The group's id.
+        group: String,
+    },
+    /// A function that takes whole parameters, and a parameter of which each rank has a part.
+    #[error("{call}: `{parameter}` is cut over ranks: {remedy}")]
+    Cut {
+        /// The function.
+        call: &'static str,
+        /// The parameter.
+        parameter: Arc<str>,
+        /// Advice on what to do.
+        remedy: &'static str,
+    },
+    /// A call that all ranks make and that failed on another one.
+    #[error("{call}: rank {rank} failed: {problem}")]
+    OtherRank {
+        /// The function.
+        call: &'static str,
+        /// The rank that failed.
+        rank: usize,
+        /// The error that this rank got.
+        problem: String,
+    },
     /// A gradient that was computed with scales of one rank, under a recipe that reduces amaxes.
     #[error(
         "all_reduce_gradients: the gradient of `{parameter}` was computed under recipe {recipe}, which reduces amaxes, in a scope \

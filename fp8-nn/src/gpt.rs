@@ -3,16 +3,17 @@
 mod blocks;
 mod evaluate;
 mod head;
+mod loss;
 mod options;
 
 use crate::arguments::{Argument, Output};
 use crate::data_parallel::Parts;
 use crate::dropout::Rate;
-use crate::layers::NormCore;
+use crate::layers::{NormCore, Part as LinearPart, vocabulary};
 use crate::loss_scaler::expect_all_gradients;
 use crate::{
     AnySaved, DynBlock, Embedding, EmbeddingOptions, EmbeddingSaved, Error, Linear, LinearOptions,
-    LossScaler, Result, SequenceInfo, TransformerLayer, TransformerLayerOptions, composite,
+    LossScaler, Result, SequenceInfo, TensorParallel, TransformerLayer, TransformerLayerOptions, composite,
 };
 use fp8_kernels::ops::{
     self, CrossEntropyOptions, CrossEntropySaved, Dropout, LossScale, NormStats, Positions,
@@ -85,9 +86,12 @@ pub struct Gpt {
     norm: NormCore,
     head: Head,
     has_f32_residual: bool,
+    /// The ranks that share the layers.
+    ranks: Option<TensorParallel>,
+    vocab_size: usize,
 }
 
-composite!(Gpt { embedding, position, blocks, norm, head; skip path, max_seq_length, embedding_dropout, has_f32_residual });
+composite!(Gpt { embedding, position, blocks, norm, head; skip path, max_seq_length, embedding_dropout, has_f32_residual, ranks, vocab_size });
 
 /// The values that [`Gpt::backward`] needs.
 #[derive(Debug)]
@@ -129,10 +133,21 @@ impl Gpt {
             value: num_layers.to_string(),
             remedy: "so many blocks do not fit into memory: use fewer".to_owned(),
         })?;
-        let table = EmbeddingOptions { num_embeddings: vocab_size, hidden_size, params_dtype, init_std };
+        let ranks = layer.tensor_parallel.clone();
+        let table = EmbeddingOptions {
+            num_embeddings: vocab_size,
+            hidden_size,
+            params_dtype,
+            init_std,
+            tensor_parallel: ranks.clone(),
+        };
         let embedding = Embedding::new(&format!("{path}.embedding"), &table, device, rng)?;
-        let position = EmbeddingOptions { num_embeddings: max_seq_length, ..table.clone() };
-        let position = || Embedding::new(&format!("{path}.position"), &position, device, rng);
+        let position =
+            EmbeddingOptions { num_embeddings: max_seq_length, tensor_parallel: None, ..table.clone() };
+        let position = || -> Result<Embedding> {
+            let table = Embedding::new(&format!("{path}.position"), &position, device, rng)?;
+            Ok(table.of_tokens(ranks.as_ref()))
+        };
         let position = options.learned_positions.then(position).transpose()?;
         // One for all blocks: that of a long context takes more memory than a block.
         let mut table = None;
@@ -149,21 +164,36 @@ impl Gpt {
             init_std,
             ..Default::default()
         };
+        let head_path = format!("{path}.head");
+        let norm = NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device)?;
+        let dropout = Rate::new(path, "embedding_dropout", options.embedding_dropout)?;
+        let head_part = match &ranks {
+            Some(ranks) => {
+                vocabulary(path, "vocab_size", [vocab_size, hidden_size], ranks)?;
+                LinearPart::columns(ranks, [vocab_size, hidden_size], &[vocab_size])
+            }
+            None => LinearPart::new(&head_path, None, head.parallel_mode, [vocab_size, hidden_size], &[])?,
+        };
         Ok(Self {
             path: path.into(),
             max_seq_length,
             embedding,
-            embedding_dropout: Rate::new(path, "embedding_dropout", options.embedding_dropout)?,
+            embedding_dropout: match &ranks {
+                Some(ranks) => dropout.of_ranks(ranks),
+                None => dropout,
+            },
             position,
             blocks,
-            norm: NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device)?,
+            norm: norm.of_tokens(ranks.as_ref()),
             head: match options.tie_word_embeddings {
                 true => Head::Tied,
-                false => {
-                    Head::Linear(Linear::new(&format!("{path}.head"), head, device, rng)?.in_high_precision())
-                }
+                false => Head::Linear(
+                    Linear::of_part(&head_path, head, head_part, device, rng)?.in_high_precision(),
+                ),
             },
             has_f32_residual: layer.fp32_residual_connection,
+            ranks,
+            vocab_size,
         })
     }
 
@@ -177,7 +207,8 @@ impl Gpt {
         self.max_seq_length
     }
 
-    /// Returns the logits `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32).
+    /// Returns the logits `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32). With tensor parallelism, they are those of this rank's
+    /// rows of the vocabulary, `[batch, seq, rows]`.
     ///
     /// # Errors
     /// Ids that are not `[batch, seq]`, not i32, on another device or out of range; a sequence longer than
@@ -198,9 +229,13 @@ impl Gpt {
         info: &SequenceInfo,
     ) -> Result<(Tensor, GptSaved)> {
         cx.attempt(|cx| {
+            if let Some(ranks) = &self.ranks {
+                cx.add_group(&ranks.amax_group());
+            }
             self.check_ids(ids, info)?;
             let (mut x, (embedding, position)) = self.embed(cx, ids, info)?;
-            let embedding_dropout = self.embedding_dropout.draw(cx)?;
+            let info = &self.info_of_blocks(ids, info);
+            let embedding_dropout = self.embedding_dropout.draw_for(cx, &x)?;
             if let Some(Dropout { p, draw }) = &embedding_dropout {
                 x = ops::dropout(&x, *p, draw)?;
             }
@@ -212,7 +247,8 @@ impl Gpt {
             }
             x = self.input_of_norm(cx, x)?;
             let (y, stats) = self.norm.forward(&x)?;
-            let (logits, head) = self.head.forward(cx, &self.embedding, &y)?;
+            let (logits, head) = self.head.forward(cx, &self.embedding, &y, self.ranks.as_ref())?;
+            let logits = self.logits_of(ids, logits)?;
             let output = Output::of(&self.path, &logits);
             let saved =
                 GptSaved { embedding, position, embedding_dropout, blocks, normed: x, stats, head, output };
@@ -229,8 +265,38 @@ impl Gpt {
     ) -> Result<(Tensor, (EmbeddingSaved, Option<EmbeddingSaved>))> {
         let (x, embedding) = self.embedding.forward(cx, ids)?;
         let Some(table) = &self.position else { return Ok((x, (embedding, None))) };
-        let (positions, saved) = table.forward(cx, &self.positions(ids, info)?)?;
+        let mut positions = self.positions(ids, info)?;
+        if let Some(ranks) = self.sequence_parallel() {
+            // The embedding has checked that the ranks can share them.
+            let share = positions.numel() / ranks.size();
+            let first = ranks.rank() * share;
+            let all = positions.reshape([positions.numel(), 1])?;
+            positions = ops::rows(&all, first..first + share)?.reshape([share])?;
+        }
+        let (positions, saved) = table.forward(cx, &positions)?;
         Ok((ops::add(&x, &positions)?, (embedding, Some(saved))))
+    }
+
+    /// The ranks that have tokens of their own.
+    fn sequence_parallel(&self) -> Option<&TensorParallel> {
+        self.ranks.as_ref().filter(|ranks| ranks.is_sequence_parallel())
+    }
+
+    /// Adds the sizes of the whole batch, of whose tokens blocks may have a part.
+    fn info_of_blocks(&self, ids: &Tensor, info: &SequenceInfo) -> SequenceInfo {
+        let batch_and_length = match (&**ids.shape(), self.sequence_parallel()) {
+            (&[batch, seq], Some(_)) => Some([batch, seq]),
+            _ => info.batch_and_length,
+        };
+        SequenceInfo { batch_and_length, ..info.clone() }
+    }
+
+    /// Returns logits in the shape of the ids, `[batch, seq, …]`.
+    fn logits_of(&self, ids: &Tensor, logits: Tensor) -> Result<Tensor> {
+        match (&**ids.shape(), self.sequence_parallel()) {
+            (&[batch, seq], Some(_)) => Ok(logits.reshape([batch, seq, logits.shape().last_dim()])?),
+            _ => Ok(logits),
+        }
     }
 
     /// Returns the output of the blocks in the dtype that the norm computes in.
@@ -282,7 +348,16 @@ impl Gpt {
         cx.attempt(|cx| {
             saved.output.check(dlogits)?;
             let mut parts = Parts::new(cx);
-            let dy = self.head.backward(cx, &mut self.embedding, saved.head, dlogits)?;
+            let flat;
+            let dlogits = match self.sequence_parallel() {
+                Some(_) => {
+                    flat = dlogits.reshape(dlogits.shape().matrix())?;
+                    &flat
+                }
+                None => dlogits,
+            };
+            let ranks = self.ranks.as_ref();
+            let dy = self.head.backward(cx, &mut self.embedding, saved.head, dlogits, ranks)?;
             parts.finished(&mut self.head)?; // of a tied one the embedding has the gradient
             let mut dx = self.norm.backward(cx, &saved.normed, &saved.stats, &dy)?;
             parts.finished(&mut self.norm)?;
@@ -340,9 +415,12 @@ impl Gpt {
         info: &SequenceInfo,
     ) -> Result<(Tensor, GptLossSaved)> {
         cx.attempt(|cx| {
+            if let Some(ranks) = &self.ranks {
+                cx.add_group(&ranks.amax_group());
+            }
             self.check_targets(ids, targets, info)?;
             let (logits, model) = self.forward_with_info(cx, ids, info)?;
-            let (loss, cross_entropy) = ops::cross_entropy(&logits, targets, &options)?;
+            let (loss, cross_entropy) = self.cross_entropy(&logits, targets, &options)?;
             Ok((loss, GptLossSaved { model, logits, targets: targets.clone(), cross_entropy, options }))
         })
     }
@@ -433,12 +511,7 @@ impl Gpt {
         scale: Option<&LossScale>,
     ) -> Result<()> {
         let GptLossSaved { model, logits, targets, cross_entropy, options } = saved;
-        let dlogits = match scale {
-            None => ops::cross_entropy_backward(&logits, &targets, &cross_entropy, &options, 1.0)?,
-            Some(scale) => {
-                ops::cross_entropy_backward_scaled(&logits, &targets, &cross_entropy, &options, scale)?
-            }
-        };
+        let dlogits = self.cross_entropy_backward(&logits, &targets, &cross_entropy, &options, scale)?;
         drop(logits);
         self.backward(cx, model, &dlogits)
     }

@@ -1,6 +1,6 @@
 //! Initial values of parameters.
 
-use crate::{Error, Result};
+use crate::{Cut, Error, Result};
 use fp8_kernels::{DType, Device, Shape, Tensor, ops};
 use rand::Rng;
 
@@ -16,8 +16,11 @@ fn room(shape: &Shape) -> Result<Vec<f32>> {
 }
 
 /// Returns normally distributed values with mean 0, drawn in f32 and rounded to `dtype`. With a deviation of 0 nothing is drawn.
+///
+/// With `cut`, all are drawn, and this rank's part is returned.
 pub(crate) fn normal(
     shape: impl Into<Shape>,
+    cut: Option<&Cut>,
     std: f32,
     dtype: DType,
     device: &Device,
@@ -26,7 +29,7 @@ pub(crate) fn normal(
     let shape = shape.into();
     if std == 0.0 {
         shape.check_size(OP)?;
-        return Ok(Tensor::zeros(shape, dtype, device)?);
+        return Ok(Tensor::zeros(cut.map_or(shape, Cut::shape), dtype, device)?);
     }
     let mut values = room(&shape)?;
     // Box and Muller's transform: two uniform values give two normal ones.
@@ -36,12 +39,28 @@ pub(crate) fn normal(
         values.extend([(radius * cos) as f32, (radius * sin) as f32]);
     }
     values.truncate(shape.numel());
+    cut_to(values, shape, cut, dtype, device)
+}
+
+/// Returns the values, or this rank's part of them.
+fn cut_to(
+    values: Vec<f32>,
+    shape: Shape,
+    cut: Option<&Cut>,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
+    let (values, shape) = match cut {
+        Some(cut) => (cut.part_of(&values), cut.shape()),
+        None => (values, shape),
+    };
     Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
 }
 
-/// Returns values that are uniform in ±`bound`, drawn in f32 and rounded to `dtype`.
+/// Returns values that are uniform in ±`bound`, drawn in f32 and rounded to `dtype`. With `cut`, this rank's part of them.
 pub(crate) fn uniform(
     shape: impl Into<Shape>,
+    cut: Option<&Cut>,
     bound: f32,
     dtype: DType,
     device: &Device,
@@ -50,7 +69,7 @@ pub(crate) fn uniform(
     let shape = shape.into();
     let mut values = room(&shape)?;
     values.extend((0..shape.numel()).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound));
-    Ok(ops::cast(&Tensor::from_vec(values, shape, device)?, dtype)?)
+    cut_to(values, shape, cut, dtype, device)
 }
 
 /// Checks that a tensor can have the shape of this parameter.

@@ -161,6 +161,7 @@ impl KvCache {
                     keys: Some(integers(totals, per_row)?),
                 },
                 positions: Some(integers(positions.collect(), Shape::from([batch, seq]))?),
+                batch_and_length: None,
             },
             counts: counts_of_rows,
             last: integers(

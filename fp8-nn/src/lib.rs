@@ -31,6 +31,7 @@ mod module;
 mod optimizer;
 mod options;
 mod parameter;
+mod placement;
 mod precision;
 pub mod prelude;
 mod quantize_weights;
@@ -40,6 +41,7 @@ mod scopes;
 mod sequence_info;
 mod sgd;
 mod stack;
+mod tensor_parallel;
 
 pub use any_optimizer::Optimizer;
 pub use block::{Block, CachedLayer, DynBlock};
@@ -63,6 +65,7 @@ pub use module::{Layer, Module, num_parameters, parameters, parameters_mut, zero
 pub use optimizer::{AdamW, AdamWOptions, MomentDtype, ParameterGroup};
 pub use options::{AttentionOptions, InitOptions, NormOptions, RecomputeLevel};
 pub use parameter::{Parameter, frozen};
+pub use placement::{Cut, Placement};
 pub use quantize_weights::quantize_weights;
 pub use recompute::{Recompute, RecomputeSaved};
 pub use schedule::Schedule;
@@ -70,6 +73,7 @@ pub use scopes::Scopes;
 pub use sequence_info::SequenceInfo;
 pub use sgd::{Sgd, SgdOptions};
 pub use stack::{AnySaved, DynModule, Stack};
+pub use tensor_parallel::{Gather, ParallelMode, ReduceDtype, TensorParallel, TensorParallelOptions};
 
 pub use fp8_dist;
 pub use fp8_format;

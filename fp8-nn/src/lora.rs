@@ -1,6 +1,7 @@
 //! Low-rank adapters beside the weight of a Linear.
 
-use crate::{Error, Parameter, Result, init};
+use crate::layers::Part;
+use crate::{Cut, Error, ParallelMode, Parameter, Placement, Result, TensorParallel, init};
 use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::Backward;
@@ -46,16 +47,36 @@ pub struct Lora {
     a: Parameter,
     b: Parameter,
     rows: Range<usize>,
+    /// Those that this rank has, among this rank's rows of the weight.
+    local_rows: Range<usize>,
     scale: f32,
 }
 
 /// The values that the backward pass of adapters needs.
 #[derive(Debug)]
 pub(crate) struct LoraSaved {
-    /// The input, if an A is trained.
+    /// The input, if an A is trained: with sequence parallelism, this rank's tokens of it until backward gathers them.
     x: Option<Tensor>,
     /// The rows of each adapter, and s · x · Aᵀ if its B is trained.
     h: Vec<(Range<usize>, Option<Tensor>)>,
+}
+
+impl LoraSaved {
+    /// Keeps this rank's tokens of the input in place of all, if there is a tensor of them.
+    pub(crate) fn with_shard(mut self, shard: Option<&Tensor>) -> Self {
+        if let (Some(x), Some(shard)) = (&mut self.x, shard) {
+            *x = shard.clone();
+        }
+        self
+    }
+
+    /// Gathers the input's tokens of all ranks.
+    pub(crate) fn gather_input(&mut self, ranks: &TensorParallel, what: &str) -> Result<()> {
+        if let Some(x) = &mut self.x {
+            *x = ranks.gather(what, x)?;
+        }
+        Ok(())
+    }
 }
 
 impl Lora {
@@ -89,9 +110,10 @@ impl Lora {
 pub struct Loras {
     /// The layer's path.
     path: Arc<str>,
-    /// The shape of the weight.
+    /// The shape of the whole weight.
     features: usize,
     in_features: usize,
+    part: Part,
     device: Device,
     /// In the order of their rows.
     all: Vec<Lora>,
@@ -110,8 +132,14 @@ impl fmt::Debug for Loras {
 
 impl Loras {
     /// No adapters yet, of a layer at `path` with a weight `[features, in_features]`.
-    pub(crate) fn new(path: &Arc<str>, [features, in_features]: [usize; 2], device: &Device) -> Self {
-        Self { path: path.clone(), features, in_features, device: device.clone(), all: Vec::new() }
+    pub(crate) fn new(
+        path: &Arc<str>,
+        [features, in_features]: [usize; 2],
+        part: &Part,
+        device: &Device,
+    ) -> Self {
+        let (path, part, device) = (path.clone(), part.clone(), device.clone());
+        Self { path, features, in_features, part, device, all: Vec::new() }
     }
 
     /// Returns the path of the layer, which its weight's name begins with.
@@ -119,7 +147,7 @@ impl Loras {
         &self.path
     }
 
-    /// Returns the shape of the layer's weight, `[out_features, in_features]`.
+    /// Returns the shape of the layer's weight, `[out_features, in_features]`, of which this rank may have a part.
     pub fn weight_shape(&self) -> [usize; 2] {
         [self.features, self.in_features]
     }
@@ -172,8 +200,8 @@ impl Loras {
     /// ```
     ///
     /// # Errors
-    /// A rank of 0; a scale that is not finite; no rows, rows that the weight does not have, or that another adapter has; a name that
-    /// another adapter has; a `params_dtype` that is not a float.
+    /// A rank of 0; a scale that is not finite; no rows, rows that the weight does not have, or that another adapter has; with tensor
+    /// parallelism, rows of which a rank has none; a name that another adapter has; a `params_dtype` that is not a float.
     pub fn add(
         &mut self,
         name: &str,
@@ -209,13 +237,44 @@ impl Loras {
         init::check_parameter(&path, "a", [rank, in_features])?;
         init::check_parameter(&path, "b", [rows.len(), rank])?;
         let bound = 1.0 / (in_features as f32).sqrt();
-        let a = init::uniform([rank, in_features], bound, params_dtype, &self.device, rng)?;
-        let b = Tensor::zeros([rows.len(), rank], params_dtype, &self.device)?;
-        let a = Parameter::new(a_name, a)?.of_adapter();
-        let b = Parameter::new(format!("{path}.b"), b)?.of_adapter();
-        self.all.push(Lora { a, b, rows, scale });
+        let (local_rows, [of_a, of_b]) = self.cuts(rank, &rows);
+        if let Some(rank) = of_b.as_ref().and_then(Cut::rank_without_any) {
+            let remedy = format!(
+                "rank {rank} of tensor parallelism has none of them: expected some rows of each rank"
+            );
+            return refused("rows", format!("{rows:?}"), remedy);
+        }
+        let a = init::uniform([rank, in_features], of_a.as_ref(), bound, params_dtype, &self.device, rng)?;
+        let b = Tensor::zeros([local_rows.len(), rank], params_dtype, &self.device)?;
+        let a = self.place(Parameter::new(a_name, a)?, of_a);
+        let b = self.place(Parameter::new(format!("{path}.b"), b)?, of_b);
+        self.all.push(Lora { a, b, rows, local_rows, scale });
         self.all.sort_by_key(|lora| lora.rows.start);
         Ok(())
+    }
+
+    /// Returns this rank's rows of an adapter, among its rows of the weight, and how A and B are cut. The other factor is whole on all
+    /// ranks, which have parts of its gradient.
+    fn cuts(&self, rank: usize, rows: &Range<usize>) -> (Range<usize>, [Option<Cut>; 2]) {
+        match (self.part.weight(), self.part.ranks()) {
+            (Some(cut), Some((_, ParallelMode::Column))) => {
+                let b = cut.within(0, [rows.len(), rank].into(), rows);
+                (cut.local_range(rows), [None, Some(b)])
+            }
+            (Some(cut), Some((_, ParallelMode::Row))) => {
+                let a = cut.within(1, [rank, self.in_features].into(), &(0..self.in_features));
+                (rows.clone(), [Some(a), None])
+            }
+            _ => (rows.clone(), [None, None]),
+        }
+    }
+
+    fn place(&self, parameter: Parameter, cut: Option<Cut>) -> Parameter {
+        let parameter = parameter.of_adapter();
+        match self.part.ranks() {
+            Some((ranks, _)) => parameter.placed(cut.map_or(Placement::Partial, Placement::Cut), ranks),
+            None => parameter,
+        }
     }
 
     /// Adds what the adapters make of `x` to `y`, in `dtype`.
@@ -296,10 +355,14 @@ impl Loras {
         let mut start = 0;
         let mut sizes = Vec::with_capacity(2 * self.all.len() + 1);
         for lora in &self.all {
-            sizes.extend([lora.rows.start - start, lora.rows.len()]);
-            start = lora.rows.end;
+            sizes.extend([lora.local_rows.start - start, lora.local_rows.len()]);
+            start = lora.local_rows.end;
         }
-        sizes.push(self.features - start);
+        let features = match (self.part.weight(), self.part.ranks()) {
+            (Some(cut), Some((_, ParallelMode::Column))) => cut.shape().first().copied().unwrap_or_default(),
+            _ => self.features,
+        };
+        sizes.push(features - start);
         sizes
     }
 }

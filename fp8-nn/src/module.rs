@@ -234,7 +234,8 @@ pub(crate) fn trainable_mut(model: &mut (impl Layer + ?Sized)) -> Vec<&mut Param
     parameters_mut(model).into_iter().filter(|parameter| parameter.is_trainable()).collect()
 }
 
-/// Returns the number of values in the parameters of a model, frozen ones included.
+/// Returns the number of values in the parameters of a model, frozen ones included. Where ranks have parts of parameters
+/// ([tensor parallelism](crate::TensorParallel)), it counts those of this rank; [`Parameter::global_shape`] has the whole's.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

@@ -249,13 +249,13 @@ impl AdamW {
     /// the counts. If all parameters are frozen, there is no step to count. Gradients are kept: [`zero_grad`](crate::zero_grad)
     /// clears them.
     ///
-    /// This reads all gradients once more to compute their norm. After [`clip_grad_norm`](crate::clip_grad_norm), pass the
+    /// This reads all gradients once more to compute their norm: that of the whole model, also where ranks have parts of it. After [`clip_grad_norm`](crate::clip_grad_norm), pass the
     /// norm that it returns to [`step_with_norm`](Self::step_with_norm).
     ///
     /// # Errors
     /// A rate that is negative or not finite, a parameter that shares its storage with a tensor, two parameters of one name,
-    /// a parameter of another shape than in the steps before, a group whose pattern matches no parameter of the model. Nothing has
-    /// changed then. After other errors, such as a device that is out of memory, moments of frozen parameters may be freed.
+    /// a parameter of another shape than in the steps before, a group whose pattern matches no parameter of the model, a gradient that is
+    /// a part of a sum over ranks. Nothing has changed then. After other errors, such as a device that is out of memory, moments of frozen parameters may be freed.
     pub fn step(&mut self, model: &mut (impl Layer + ?Sized), lr: f32) -> Result<()> {
         self.step_if_finite(model, lr, None)
     }
@@ -346,7 +346,7 @@ impl AdamW {
             if !parameter.is_trainable() {
                 continue;
             }
-            parameter.gradient().expect_here(name)?;
+            parameter.expect_complete_gradient()?;
             let holders = match parameter.fp8() {
                 None => parameter.tensor().holders(),
                 // Shared codes are replaced, which a recorded step would not see.

@@ -129,7 +129,7 @@ impl AttentionOptions {
     /// The mask and the scale as the operation takes them.
     pub(crate) fn operation(&self) -> ops::ScoreOptions<'static> {
         let Self { causal, window, diagonal, softmax_scale, .. } = *self;
-        ops::ScoreOptions { causal, window, diagonal, softmax_scale, dropout: None }
+        ops::ScoreOptions { causal, window, diagonal, softmax_scale, ..Default::default() }
     }
 }
 

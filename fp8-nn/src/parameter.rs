@@ -4,12 +4,13 @@ mod accumulate;
 mod agreement;
 mod fp8;
 mod gradient;
+mod part;
 mod store;
 
-use crate::{Error, Result};
+use crate::{Cut, Error, Placement, Result, TensorParallel};
 pub(crate) use agreement::{Agreement, LoadedState};
 use fp8::Fp8Value;
-pub(crate) use fp8::{SCALE_INV, StoredPart, overwrite_codes};
+pub(crate) use fp8::{NOT_CUT, SCALE_INV, StoredPart, overwrite_codes};
 use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
 use fp8_recipe::{Forward, SlotName, WeightQuantizer, WeightVersion};
 pub(crate) use gradient::{Event, Gradient};
@@ -51,6 +52,9 @@ pub struct Parameter {
     agreement: Agreement,
     /// Whether it is a matrix of a low-rank adapter.
     is_adapter: bool,
+    placement: Placement,
+    /// The ranks that the placement is about.
+    tensor_parallel: Option<TensorParallel>,
 }
 
 /// The value as it is stored.
@@ -109,7 +113,76 @@ impl Parameter {
             version: Arc::default(),
             agreement: Agreement::default(),
             is_adapter: false,
+            placement: Placement::Whole,
+            tensor_parallel: None,
         })
+    }
+
+    /// Returns the parameter as one of a layer with tensor parallelism, with the part of it that this rank has: for layers of your own.
+    ///
+    /// ```
+    /// use fp8_nn::prelude::*;
+    /// use fp8_nn::{Placement, TensorParallel, TensorParallelOptions};
+    /// use std::{thread, time::Duration};
+    ///
+    /// let run = |group: std::sync::Arc<dyn ProcessGroup>| -> Result<()> {
+    ///     let options = TensorParallelOptions { sequence_parallel: true, ..Default::default() };
+    ///     let Some(ranks) = TensorParallel::new(group, &options)? else { return Ok(()) };
+    ///     // A factor of each feature, which multiplies the tokens of this rank.
+    ///     let ones = Tensor::full(1.0, [4], DType::F32, &Device::cpu())?;
+    ///     let gain = Parameter::new("gain", ones)?.placed(Placement::Partial, &ranks);
+    ///     assert_eq!(gain.placement(), &Placement::Partial);
+    ///     Ok(())
+    /// };
+    /// thread::scope(|scope| {
+    ///     let groups = local("tp", 2, Duration::from_secs(10))?.into_iter();
+    ///     let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(group))).collect();
+    ///     ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
+    /// })?;
+    /// # Ok::<(), fp8_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn placed(mut self, placement: Placement, ranks: &TensorParallel) -> Self {
+        self.placement = placement;
+        self.tensor_parallel = Some(ranks.clone());
+        self
+    }
+
+    /// Notes where the parts of the parameter are, if nobody has.
+    pub(crate) fn place_if_unplaced(&mut self, placement: Placement, ranks: &TensorParallel) {
+        if self.tensor_parallel.is_none() {
+            self.placement = placement;
+            self.tensor_parallel = Some(ranks.clone());
+        }
+    }
+
+    /// Returns which part of the parameter this rank has.
+    pub const fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Returns the ranks that share the parameter's layer, if there are others.
+    pub const fn tensor_parallel(&self) -> Option<&TensorParallel> {
+        self.tensor_parallel.as_ref()
+    }
+
+    /// Returns the ranges of it that ranks have, if this one has a part.
+    pub(crate) const fn cut(&self) -> Option<&Cut> {
+        match &self.placement {
+            Placement::Cut(cut) => Some(cut),
+            Placement::Whole | Placement::Partial => None,
+        }
+    }
+
+    /// Returns an error if this rank has a part of the parameter, which `call` cannot use.
+    pub(crate) fn expect_whole(&self, call: &'static str, remedy: &'static str) -> Result<()> {
+        let parameter = &self.name;
+        self.cut().map_or(Ok(()), |_| Err(Error::Cut { call, parameter: parameter.clone(), remedy }))
+    }
+
+    /// Returns the shape of the whole parameter, of which this rank may have a part.
+    pub fn global_shape(&self) -> &Shape {
+        self.cut().map_or_else(|| self.shape(), Cut::global)
     }
 
     /// Notes that it is a matrix of a low-rank adapter.

@@ -12,12 +12,13 @@ pub use crate::layers::*;
 pub use crate::{
     AdamW, AdamWOptions, AttentionOptions, Block, CachedLayer, DynBlock, DynModule, Error, GenerateOptions,
     Generation, Gpt, GptOptions, Gradients, GradientsOptions, InitOptions, KvCache, Layer, Lion, LionOptions,
-    LossScaler, LossScalerOptions, Module, MomentDtype, NormOptions, Optimizer, Parameter, ParameterGroup,
-    Recompute, RecomputeLevel, Result, Schedule, Scopes, SequenceInfo, Sgd, SgdOptions, Stack, agree,
-    all_reduce_gradients, backward_dw, broadcast_parameters, broadcast_state, clip_grad_norm, composite,
-    num_parameters, parameters, parameters_mut, quantize_weights, zero_grad,
+    LossScaler, LossScalerOptions, Module, MomentDtype, NormOptions, Optimizer, ParallelMode, Parameter,
+    ParameterGroup, Recompute, RecomputeLevel, Result, Schedule, Scopes, SequenceInfo, Sgd, SgdOptions,
+    Stack, TensorParallel, TensorParallelOptions, agree, all_reduce_gradients, backward_dw,
+    broadcast_parameters, broadcast_state, clip_grad_norm, composite, num_parameters, parameters,
+    parameters_mut, quantize_weights, zero_grad,
 };
-pub use fp8_dist::{Environment, ProcessGroup, ReduceOp, local, tcp};
+pub use fp8_dist::{Environment, Mesh, MeshOptions, ProcessGroup, ReduceOp, local, tcp};
 pub use fp8_format::{E4M3, E5M2, Fp8};
 pub use fp8_kernels::ops::{Activation, Diagonal, Norm, Packing, Sequences};
 pub use fp8_kernels::{

@@ -1,7 +1,8 @@
 //! Weights that are stored in FP8.
 
 use crate::optimizer::AdamWState;
-use crate::{AdamW, Layer, Parameter, Result, parameters_mut};
+use crate::parameter::NOT_CUT;
+use crate::{AdamW, Layer, Parameter, Result, parameters, parameters_mut};
 use fp8_kernels::{DType, MemoryKind, ops};
 use fp8_recipe::{Recipe, WeightQuantizer};
 
@@ -39,8 +40,8 @@ use fp8_recipe::{Recipe, WeightQuantizer};
 /// ```
 ///
 /// # Errors
-/// A recipe with an option out of range or a pattern that matches nothing; a step that is being recorded. Nothing has changed
-/// then. The device is out of memory or failed.
+/// A recipe with an option out of range or a pattern that matches nothing; a step that is being recorded; a weight that is
+/// [cut over ranks](crate::Placement::Cut), whose parts would each have scales of their own. Nothing has changed then. The device is out of memory or failed.
 pub fn quantize_weights(model: &mut (impl Layer + ?Sized), recipe: &Recipe) -> Result<usize> {
     each_weight(model, recipe, |weight, quantizer| {
         let stored = weight.store_in_fp8(quantizer, None, false)?.is_some();
@@ -122,10 +123,13 @@ fn each_weight(
     mut store: impl FnMut(&mut Parameter, &WeightQuantizer) -> Result<bool>,
 ) -> Result<usize> {
     let quantizers = recipe.weight_quantizers(model)?;
+    let quantizer = |parameter: &Parameter| quantizers.get(parameter.weight_slot()?.name());
+    for parameter in parameters(model).into_iter().filter(|parameter| quantizer(parameter).is_some()) {
+        parameter.expect_whole("quantize_weights", NOT_CUT)?;
+    }
     let mut stored = 0;
     for parameter in parameters_mut(model) {
-        let slot = parameter.weight_slot().map(|slot| slot.name().clone());
-        if let Some(quantizer) = slot.and_then(|slot| quantizers.get(&slot)) {
+        if let Some(quantizer) = quantizer(parameter) {
             stored += usize::from(store(parameter, quantizer)?);
         }
     }

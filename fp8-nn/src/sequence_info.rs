@@ -44,6 +44,9 @@ pub struct SequenceInfo {
     /// The position of each token for rotary embeddings, i32 `[batch, seq]`. Default: `None`, which counts from 0 in each
     /// sequence.
     pub positions: Option<Tensor>,
+    /// `[batch, seq]` of all tokens, where ranks have parts of them (sequence parallelism) and the input is `[tokens / ranks, …]`.
+    /// Layers with attention require it there, and need it nowhere else; [`Gpt`](crate::Gpt) sets it. Default: `None`.
+    pub batch_and_length: Option<[usize; 2]>,
 }
 
 impl SequenceInfo {
@@ -137,6 +140,6 @@ pub(crate) fn check_sequences(
 
 impl From<Sequences> for SequenceInfo {
     fn from(sequences: Sequences) -> Self {
-        Self { sequences, positions: None }
+        Self { sequences, ..Self::default() }
     }
 }

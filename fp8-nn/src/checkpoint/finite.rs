@@ -1,5 +1,7 @@
 //! Refuses to save a model that has diverged.
 
+use super::outcome::outcome;
+use crate::data_parallel::tensor_parallel_ranks;
 use crate::{AdamW, Error, Layer, Optimizer, Parameter, Result, parameters};
 use fp8_kernels::{DType, Tensor, ops};
 
@@ -23,10 +25,19 @@ use fp8_kernels::{DType, Tensor, ops};
 /// # Ok::<(), fp8_nn::Error>(())
 /// ```
 ///
+/// Where ranks share layers ([`TensorParallel`](crate::TensorParallel)), all of them call it, and all get an error if one of them finds
+/// such an element.
+///
 /// # Errors
-/// [`Error::NotFinite`]; the device failed.
+/// [`Error::NotFinite`]; the device failed; [`Error::OtherRank`] with that of another rank.
 pub fn expect_finite(model: &(impl Layer + ?Sized), optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
-    let optimizer = optimizer.state();
+    let found = expect_finite_here(model, optimizer.state());
+    let ranks = tensor_parallel_ranks(model);
+    ranks.iter().fold(found, |found, ranks| outcome(&**ranks.group(), "expect_finite", found))
+}
+
+/// Looks at this rank's parts.
+fn expect_finite_here(model: &(impl Layer + ?Sized), optimizer: &AdamW) -> Result<()> {
     let value = |parameter: &Parameter| -> Result<Tensor> {
         match parameter.fp8() {
             Some(codes) => Ok(codes.dequantize(DType::F32)?),

@@ -1,6 +1,7 @@
 //! Gradients, which checkpoints do not contain.
 
-use super::file::{Reader, Writer};
+use super::reader::Reader;
+use super::writer::Writer;
 use crate::{Parameter, Result};
 
 /// A JSON list of the parameters whose gradients no step had used. Files without such parameters do not have it.

@@ -1,6 +1,7 @@
 //! The state of a loss scaler in a checkpoint, and the count of updates that goes with it.
 
-use super::file::{Reader, Writer};
+use super::reader::Reader;
+use super::writer::Writer;
 use crate::Result;
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{DType, Device, Shape, Tensor};

@@ -1,10 +1,13 @@
 //! The moments of parameters in files: in f32, bf16, or as FP8 codes with their scales.
 
-use super::file::{Reader, Writer};
+use super::reader::Reader;
 use super::values::{self, Stored};
+use super::writer::Writer;
 use crate::optimizer::Rule;
-use crate::{AdamW, Layer, MomentDtype, Parameter, Result, parameters};
-use fp8_kernels::{DType, Tensor, ops};
+use crate::parameter::SCALE_INV;
+use crate::{AdamW, Cut, Layer, MomentDtype, Parameter, Result, parameters};
+use fp8_kernels::ops::{self, MOMENT_BLOCK};
+use fp8_kernels::{DType, Tensor};
 use safetensors::tensor::Dtype;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,9 +48,34 @@ pub(super) fn file_dtype_of(tensor: &Tensor) -> Dtype {
     }
 }
 
-/// Reads a moment, or its scales, with the shape and dtype of `current`.
-pub(super) fn read(reader: &Reader<'_>, key: &str, current: &Tensor) -> Result<Tensor> {
-    reader.tensor_as(key, current.shape(), file_dtype_of(current), current.dtype(), current.device())
+/// Returns how a tensor of a parameter's state is cut, if the parameter is. The error says why it cannot be joined.
+pub(super) fn cut_of(parameter: &Parameter, part: &str) -> Result<Option<Cut>, String> {
+    let Some(cut) = parameter.cut() else { return Ok(None) };
+    if !part.ends_with(SCALE_INV) {
+        return Ok(Some(cut.clone()));
+    }
+    let problem = || {
+        let name = parameter.name();
+        format!(
+            "`{name}` is cut over ranks inside of blocks of {MOMENT_BLOCK} elements, which share a scale of its moments in FP8: set \
+             AdamWOptions::moments to MomentDtype::BF16 or MomentDtype::F32"
+        )
+    };
+    cut.of_blocks(MOMENT_BLOCK).map(Some).ok_or_else(problem)
+}
+
+/// Reads this rank's part of a moment, or of its scales, with the shape and dtype of `current`.
+pub(super) fn read(
+    reader: &Reader<'_>,
+    parameter: &Parameter,
+    part: &str,
+    current: &Tensor,
+) -> Result<Tensor> {
+    let key = format!("optimizer.{}.{part}", parameter.name());
+    let cut = cut_of(parameter, part).map_err(|problem| reader.problem(problem))?;
+    let whole = cut.as_ref().map_or(current.shape(), Cut::global);
+    let (stored, dtype) = (file_dtype_of(current), current.dtype());
+    reader.part_as(&key, whole, cut.as_ref(), stored, dtype, current.device())
 }
 
 /// Returns the names of the trainable parameters whose moments are in the file. After the first step these are all that were not
@@ -78,9 +106,13 @@ pub(super) fn expect(
             (false, false) => return Err(reader.problem(missing(name, steps))),
             _ => return Err(reader.problem(format!("only one of `{name}`'s two moments is there"))),
         }
-        let has = reader.has(&format!("optimizer.{name}.main_param"), parameter.shape(), DType::F32)?;
+        let has =
+            reader.has(&format!("optimizer.{name}.main_param"), parameter.global_shape(), DType::F32)?;
         if !parameter.is_trainable() {
             continue; // the file may have what is not kept
+        }
+        if wanted == MomentDtype::Fp8 {
+            cut_of(parameter, SCALE_INV).map_err(|problem| reader.problem(problem))?;
         }
         let wants = optimizer.has_main_param(parameter);
         let stored = values::expect(reader, &format!("model.{name}"), parameter)?;
@@ -108,7 +140,7 @@ fn format_of(dtype: Dtype) -> Option<MomentDtype> {
 
 /// Returns whether the file has this moment of a parameter, with its scales.
 fn has_moment(reader: &Reader<'_>, parameter: &Parameter, moment: &str, format: MomentDtype) -> Result<bool> {
-    let (name, shape) = (parameter.name(), parameter.shape());
+    let (name, shape) = (parameter.name(), parameter.global_shape());
     let key = format!("optimizer.{name}.{moment}");
     if format != MomentDtype::Fp8 {
         return reader.has(&key, shape, format.tensor_dtype());

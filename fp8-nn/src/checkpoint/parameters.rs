@@ -1,7 +1,8 @@
 //! Files with parameters alone, and loading a part of them.
 
-use super::file::{Reader, Writer};
+use super::reader::Reader;
 use super::values;
+use super::writer::Writer;
 use crate::{Error, Layer, Result, parameters};
 use fp8_recipe::matches_name;
 use std::collections::BTreeSet;
@@ -56,10 +57,12 @@ pub struct LoadedParameters {
 /// ```
 ///
 /// # Errors
-/// A file that cannot be written: as [`save`](super::save).
+/// A parameter that is [cut over ranks](crate::Placement::Cut); a file that cannot be written: as [`save`](super::save).
 pub fn save_parameters(path: &Path, model: &(impl Layer + ?Sized)) -> Result<()> {
     let mut writer = Writer::default();
     for parameter in parameters(model) {
+        parameter
+            .expect_whole("save_parameters", "call `checkpoint::save_on`, which writes whole tensors")?;
         values::write(&mut writer, parameter.name(), parameter)?;
     }
     writer.save(path)
@@ -107,7 +110,7 @@ pub fn load_parameters(path: &Path, model: &mut (impl Layer + ?Sized)) -> Result
 ///
 /// # Errors
 /// As [`load_parameters`], less what the options allow: a parameter of another shape or dtype than in the file is always an error. A
-/// pattern of `only` that matches no parameter of the model. Nothing has changed then.
+/// pattern of `only` that matches no parameter of the model; a selected parameter that is [cut over ranks](crate::Placement::Cut). Nothing has changed then.
 pub fn load_parameters_with_options(
     path: &Path,
     model: &mut (impl Layer + ?Sized),
@@ -137,6 +140,8 @@ pub fn load_parameters_with_options(
             missing.push(name.clone());
             continue;
         }
+        parameter
+            .expect_whole("load_parameters", "call `checkpoint::load_on`, which reads this rank's part")?;
         values::expect(&reader, &key, parameter)?;
         loaded.push(name.clone());
     }

@@ -1,6 +1,7 @@
 //! Scaling state in a checkpoint: numbers as tensors, names as JSON in the metadata.
 
-use super::file::{Reader, Writer};
+use super::reader::Reader;
+use super::writer::Writer;
 use crate::{Layer, Parameter, Result, parameters};
 use fp8_recipe::{ArenaState, Direction, DropoutProgress, Scaling, ScalingState, WeightState};
 use serde::{Deserialize, Serialize};

@@ -71,7 +71,8 @@ impl<'a> Elements<'a> {
     }
 }
 
-fn on_host<T: Element>(tensor: &Tensor) -> Result<Cow<'_, [T]>> {
+/// Returns the elements of a tensor in host memory: borrowed where they are there already.
+pub(super) fn on_host<T: Element>(tensor: &Tensor) -> Result<Cow<'_, [T]>> {
     match tensor.as_slice() {
         Ok(values) => Ok(Cow::Borrowed(values)),
         Err(_) => Ok(Cow::Owned(tensor.to_vec()?)),

@@ -1,7 +1,9 @@
 //! The values of parameters in files: in high precision, or as FP8 codes with their factors. Either is read into either kind of
 //! model.
 
-use super::file::{Reader, Writer};
+use super::reader::Reader;
+use super::stream;
+use super::writer::Writer;
 use crate::parameter::SCALE_INV;
 use crate::{Layer, Parameter, Result, parameters_mut};
 use fp8_kernels::fp8_format::Blocks;
@@ -20,7 +22,16 @@ pub(super) enum Stored {
 /// Adds the value of a parameter.
 pub(super) fn write(writer: &mut Writer, key: &str, parameter: &Parameter) -> Result<()> {
     match parameter.fp8() {
-        None => writer.tensor(key, parameter.tensor()),
+        None => {
+            let tensor = parameter.tensor();
+            writer.of_parameter(
+                key,
+                stream::file_dtype(tensor.dtype()),
+                tensor,
+                parameter,
+                parameter.cut().cloned(),
+            )
+        }
         Some(codes) => {
             writer.tensor_as(key, file_dtype(codes.encoding()), parameter.tensor())?;
             let key = format!("{key}{SCALE_INV}");
@@ -35,7 +46,7 @@ pub(super) fn write(writer: &mut Writer, key: &str, parameter: &Parameter) -> Re
 /// Returns how the file stores the value of a parameter. It must have the parameter's shape, and its dtype if both are in high
 /// precision, or its format and granularity if both are in FP8.
 pub(super) fn expect(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> Result<Stored> {
-    let shape = parameter.shape();
+    let shape = parameter.global_shape();
     let found = reader.dtype(key);
     if let Some(encoding) = found.and_then(encoding_of) {
         reader.expect_tensor_as(key, shape, file_dtype(encoding))?;
@@ -121,10 +132,7 @@ pub(super) fn read_all(
                 let codes = read_codes(reader, &key, parameter, encoding, blocks)?;
                 read_into(parameter, codes)?;
             }
-            (Stored::Values(dtype), _) => {
-                let value = reader.tensor(&key, parameter.shape(), dtype, parameter.device())?;
-                parameter.set(value)?;
-            }
+            (Stored::Values(dtype), _) => parameter.set(part(reader, &key, parameter, dtype)?)?,
         }
     }
     Ok(())
@@ -135,15 +143,18 @@ pub(super) fn read_all(
 pub(super) fn main_param(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> Result<Option<Tensor>> {
     match expect(reader, key, parameter)? {
         Stored::Codes(..) => Ok(None),
-        Stored::Values(dtype) => {
-            let value = reader.tensor(key, parameter.shape(), dtype, parameter.device())?;
-            Ok(Some(ops::cast(&value, DType::F32)?))
-        }
+        Stored::Values(dtype) => Ok(Some(ops::cast(&part(reader, key, parameter, dtype)?, DType::F32)?)),
     }
 }
 
 fn floats(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> Result<Tensor> {
-    reader.tensor(key, parameter.shape(), DType::F32, parameter.device())
+    part(reader, key, parameter, DType::F32)
+}
+
+/// Reads the part of a parameter's values that this rank has, or all of them.
+fn part(reader: &Reader<'_>, key: &str, parameter: &Parameter, dtype: DType) -> Result<Tensor> {
+    let (whole, cut, stored) = (parameter.global_shape(), parameter.cut(), stream::file_dtype(dtype));
+    reader.part_as(key, whole, cut, stored, dtype, parameter.device())
 }
 
 fn read_codes(
@@ -153,7 +164,7 @@ fn read_codes(
     encoding: Encoding,
     blocks: Option<Blocks>,
 ) -> Result<Fp8Tensor> {
-    let (shape, device) = (*parameter.shape(), parameter.device());
+    let (shape, device) = (*parameter.global_shape(), parameter.device());
     let codes = reader.tensor_as(key, &shape, file_dtype(encoding), DType::U8, device)?;
     let key = format!("{key}{SCALE_INV}");
     let [rows, cols] = shape.matrix();
@@ -177,7 +188,7 @@ fn read_codes(
 fn read_into(parameter: &mut Parameter, codes: Fp8Tensor) -> Result<()> {
     match parameter.fp8() {
         Some(_) => parameter.set_codes(codes),
-        None => parameter.set(codes.dequantize(parameter.dtype())?),
+        None => parameter.set_part_of(&codes.dequantize(parameter.dtype())?),
     }
 }
 

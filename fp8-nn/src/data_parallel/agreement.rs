@@ -9,9 +9,10 @@
 //! [`checkpoint::load`](crate::checkpoint::load) stores digests of the loaded optimizer state in the parameters.
 
 use super::ranks::{expect_eager, own};
+use super::replicas::{expect_replicas, tensor_parallel_ranks};
 use crate::optimizer::Counts;
 use crate::parameter::StoredPart;
-use crate::{AdamW, Layer, Optimizer, Parameter, Result, parameters, parameters_mut};
+use crate::{AdamW, Layer, Optimizer, Parameter, Placement, Result, parameters, parameters_mut};
 use fp8_dist::{ProcessGroup, StateDigest};
 use fp8_kernels::ops::LossScaleState;
 use fp8_kernels::{DType, Element, Tensor, bf16, f16};
@@ -28,7 +29,8 @@ const CHUNK: usize = 1 << 16;
 /// update counts of every recipe that reduces its amaxes. A first scale that was not committed counts as not calibrated.
 /// State that was loaded and not used yet is compared too.
 ///
-/// `group` holds the replicas of this rank: the ranks that train the same parameters. After an error the group remains
+/// `group` holds the replicas of this rank: the ranks that train the same parameters. The ranks that share layers with this one
+/// ([tensor parallelism](crate::TensorParallel)) compare what they all have. After an error the group remains
 /// usable; [`broadcast_state`](crate::broadcast_state) copies the state of one rank to all.
 ///
 /// This reads the whole state back to the host once, and on a GPU waits for the work queued so far. Call it after a load,
@@ -63,7 +65,7 @@ const CHUNK: usize = 1 << 16;
 /// ```
 ///
 /// # Errors
-/// State that differs, on every rank, with the first difference; a rank that left, failed or makes another call; a step
+/// A group with ranks that have other parts of the model; state that differs, on every rank, with the first difference; a rank that left, failed or makes another call; a step
 /// that is being recorded; a device that failed.
 pub fn agree(
     model: &(impl Layer + ?Sized),
@@ -71,27 +73,47 @@ pub fn agree(
     scaling: &Scaling,
     group: &dyn ProcessGroup,
 ) -> Result<()> {
-    if group.world_size() == 1 {
-        return Ok(());
-    }
     expect_eager(model, "agree", "call it between steps, when none is being recorded")?;
-    let state = own(group, training_state(model, optimizer.state(), scaling))?;
-    Ok(group.agree_on_state("training state", &state)?)
+    expect_replicas(model, group, "agree")?;
+    if group.world_size() > 1 {
+        let state = own(group, training_state(model, optimizer.state(), scaling, |_| true))?;
+        group.agree_on_state("training state", &state)?;
+    }
+    for ranks in tensor_parallel_ranks(model) {
+        let group = &**ranks.group();
+        let state = own(group, training_state(model, optimizer.state(), scaling, is_replicated))?;
+        group.agree_on_state("training state of ranks that share layers", &state)?;
+    }
+    Ok(())
+}
+
+/// Whether all ranks that share the parameter's layer have all of it.
+fn is_replicated(parameter: &Parameter) -> bool {
+    !matches!(parameter.placement(), Placement::Cut(_))
 }
 
 fn training_state(
     model: &(impl Layer + ?Sized),
     optimizer: &AdamW,
     scaling: &Scaling,
+    is_compared: impl Fn(&Parameter) -> bool,
 ) -> Result<Vec<StateDigest>> {
     let mut all = Vec::new();
-    for parameter in parameters(model) {
+    for parameter in parameters(model).into_iter().filter(|parameter| is_compared(parameter)) {
         let name = parameter.name();
         all.extend(value(parameter)?);
         for (part, tensor) in optimizer.state_of(parameter).iter().flat_map(|state| state.parts()) {
             all.push(digest(format!("`{part}` of `{name}`"), tensor)?);
         }
     }
+    all.extend(common_state(optimizer, scaling)?);
+    Ok(all)
+}
+
+/// Digests of the state that is not in tensors of the parameters' shapes: all ranks have it in common, whatever parts of the model they
+/// have.
+pub(crate) fn common_state(optimizer: &AdamW, scaling: &Scaling) -> Result<Vec<StateDigest>> {
+    let mut all = Vec::new();
     all.extend(counts(optimizer.counts()?));
     if let Some(LossScaleState { scale, growth_tracker, skipped_steps }) = optimizer.loss_scale()? {
         let bytes = [scale.to_bits().into(), growth_tracker, skipped_steps].map(u64::to_le_bytes);
@@ -116,23 +138,35 @@ fn counts(Counts { steps, skipped, updates }: Counts) -> impl Iterator<Item = St
 /// set.
 pub(super) fn before_reduction(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     let number = group.handle_number();
-    if parameters(model).iter().all(|parameter| parameter.agreement().has_compared(number)) {
+    let is_compared = |parameter: &Parameter| is_compared(parameter, group);
+    let mut compared = parameters(model).into_iter().filter(|parameter| is_compared(parameter));
+    if compared.all(|parameter| parameter.agreement().has_compared(number)) {
         return Ok(());
     }
     let remedy =
         "ranks compare parameters that were made, set or loaded: run one step before a step is recorded";
     expect_eager(model, "all_reduce_gradients", remedy)?;
-    let state = own(group, parameter_state(model))?;
+    let state = own(group, parameter_state(model, is_compared))?;
     group.agree_on_state("parameters", &state)?;
-    for parameter in parameters_mut(model) {
+    for parameter in parameters_mut(model).into_iter().filter(|parameter| is_compared(parameter)) {
         parameter.agreement_mut().note_group(number);
     }
     Ok(())
 }
 
-fn parameter_state(model: &(impl Layer + ?Sized)) -> Result<Vec<StateDigest>> {
+/// Whether the ranks of `group` have equal values of a parameter: not if they are those that have other parts of it.
+fn is_compared(parameter: &Parameter, group: &dyn ProcessGroup) -> bool {
+    let number = group.handle_number();
+    let shares = parameter.tensor_parallel().is_some_and(|ranks| ranks.group().handle_number() == number);
+    is_replicated(parameter) || !shares
+}
+
+fn parameter_state(
+    model: &(impl Layer + ?Sized),
+    is_compared: impl Fn(&Parameter) -> bool,
+) -> Result<Vec<StateDigest>> {
     let (mut all, mut loaded_counts) = (Vec::new(), Vec::new());
-    for parameter in parameters(model) {
+    for parameter in parameters(model).into_iter().filter(|parameter| is_compared(parameter)) {
         all.extend(value(parameter)?);
         if let Some(loaded) = parameter.agreement().loaded() {
             all.extend(loaded.parts.iter().cloned());

@@ -2,6 +2,7 @@
 
 use super::broadcast_value;
 use super::ranks::{expect_eager, first_device, own};
+use super::replicas::expect_replicas;
 use crate::checkpoint::scaling_state::{Header, Weights, bind};
 use crate::module::trainable;
 use crate::optimizer::{AdamWState, Counts};
@@ -68,6 +69,7 @@ pub fn broadcast_state(
     let (op, world_size) = ("broadcast_state", group.world_size());
     let optimizer = optimizer.state_mut();
     expect_eager(model, op, "call it between steps, when none is being recorded")?;
+    expect_replicas(model, group, op)?;
     if world_size > 1 {
         let form = own(group, form(model, optimizer, scaling, root))?;
         group.agree_on_names(op, &form)?;

@@ -2,9 +2,11 @@
 
 use super::agreement::before_reduction;
 use super::buckets::{Buckets, Way};
-use super::ranks::own;
+use super::partial::{before_sum as before_partial_sums, sum_partial};
+use super::ranks::{expect_summable, own};
+use super::replicas::expect_replicas;
 use crate::module::{trainable, trainable_mut};
-use crate::parameter::Event;
+use crate::parameter::{Event, Parameter};
 use crate::{Error, Layer, Result};
 use fp8_dist::{ProcessGroup, ReduceOp};
 use fp8_kernels::Tensor;
@@ -83,18 +85,20 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Compares the names, shapes and dtypes of the parameters with the other ranks'. Every rank calls it.
+    /// Compares the names, shapes and dtypes of the parameters with the other ranks'. Every rank calls it. With tensor parallelism, `group`
+    /// is that of the replicas: see [`all_reduce_gradients`](crate::all_reduce_gradients).
     ///
     /// # Errors
-    /// Two parameters of one name; ranks whose models differ; a rank that left or failed.
+    /// Two parameters of one name; a group with ranks that have other parts of the model; ranks whose models differ; a rank that left or failed.
     pub fn new(
         model: &(impl Layer + ?Sized),
         group: Arc<dyn ProcessGroup>,
         options: GradientsOptions,
     ) -> Result<Self> {
         expect_unique(model)?;
+        expect_replicas(model, &*group, "Gradients::new")?;
         if group.world_size() > 1 {
-            let of = |parameter: &crate::Parameter| {
+            let of = |parameter: &Parameter| {
                 Arc::from(format!("{}: {} of {}", parameter.name(), parameter.shape(), parameter.dtype()))
             };
             let names: Vec<Arc<str>> = trainable(model).into_iter().map(of).collect();
@@ -117,6 +121,7 @@ impl Gradients {
         let restored = left.map_or(Ok(()), |left| put_back(model, &*self.group, lock(&left).wait().0));
         own(&*self.group, restored)?;
         before_reduction(model, &*self.group)?;
+        before_partial_sums(model, &*self.group)?;
         let step = Arc::new(Mutex::new(Buckets::new(model, self.options.bucket_bytes)));
         cx.set_gradient_sink(Box::new(Sink { group: self.group.clone(), step: step.clone() }));
         self.step = Some(step);
@@ -130,18 +135,17 @@ impl Gradients {
     /// As [`all_reduce_gradients`](crate::all_reduce_gradients). After an error of the group, gradients that were handed over may be gone: call
     /// [`zero_grad`](crate::zero_grad) before the next backward pass.
     pub fn finish(&mut self, model: &mut (impl Layer + ?Sized)) -> Result<()> {
-        if self.group.world_size() == 1 {
-            return Ok(());
-        }
         let group = &*self.group;
         match self.step.take() {
-            Some(step) => sum_rest(model, group, &mut lock(&step), Way::Beside),
+            Some(step) => sum_rest(model, group, &mut lock(&step), Way::Beside)?,
             None => {
-                expect_summable(model, group)?;
-                before_reduction(model, group)?;
-                sum(model, group, Buckets::new(model, self.options.bucket_bytes))
+                before_sums(model, group)?;
+                if group.world_size() > 1 {
+                    sum(model, group, Buckets::new(model, self.options.bucket_bytes))?;
+                }
             }
         }
+        sum_partial(model, group)
     }
 }
 
@@ -176,17 +180,15 @@ fn expect_unique(model: &(impl Layer + ?Sized)) -> Result<()> {
     }
 }
 
-/// Returns an error if the gradients cannot be summed. Nothing has changed then.
-pub(super) fn expect_summable(model: &(impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
+/// Returns an error if the gradients cannot be summed over the replicas, and over the ranks that share layers. Nothing has changed then.
+pub(super) fn before_sums(model: &mut (impl Layer + ?Sized), group: &dyn ProcessGroup) -> Result<()> {
     expect_unique(model)?;
-    for parameter in trainable(model) {
-        parameter.gradient().expect_summable(parameter.name(), group.id())?;
-        if parameter.main_grad().holders() > 0 {
-            let remedy = "drop what shares the gradients' storage before";
-            parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
-        }
+    if group.world_size() > 1 {
+        let mut all = trainable(model).into_iter();
+        all.try_for_each(|parameter| expect_summable(parameter, group.id()))?;
+        before_reduction(model, group)?;
     }
-    Ok(())
+    before_partial_sums(model, group)
 }
 
 /// Sums all gradients while the caller waits.

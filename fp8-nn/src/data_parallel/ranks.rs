@@ -1,11 +1,11 @@
 //! Errors of one rank, and of all.
 
-use crate::{Layer, Result, parameters};
+use crate::{Layer, Parameter, Result, parameters};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::Device;
 
 /// Returns `result`. If it is an error, which only this rank has, poisons the group so that the other ranks do not wait.
-pub(super) fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
+pub(crate) fn own<T>(group: &dyn ProcessGroup, result: Result<T>) -> Result<T> {
     result.inspect_err(|error| group.poison(&error.to_string()))
 }
 
@@ -17,4 +17,14 @@ pub(super) fn first_device(model: &(impl Layer + ?Sized)) -> Option<Device> {
 /// Returns an error while a step is being recorded.
 pub(super) fn expect_eager(model: &(impl Layer + ?Sized), op: &str, remedy: &'static str) -> Result<()> {
     first_device(model).map_or(Ok(()), |device| Ok(device.expect_eager(op, remedy)?))
+}
+
+/// Returns an error if the parameter's gradient cannot be summed over the group with this id.
+pub(super) fn expect_summable(parameter: &Parameter, group: &str) -> Result<()> {
+    parameter.gradient().expect_summable(parameter.name(), group)?;
+    if parameter.main_grad().holders() > 0 {
+        let remedy = "drop what shares the gradients' storage before";
+        parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
+    }
+    Ok(())
 }

@@ -2,6 +2,8 @@
 
 use super::Gpt;
 use super::head::Head;
+#[cfg(doc)]
+use crate::TensorParallel;
 use crate::{DynBlock, DynModule, Embedding, Error, Linear, Parameter, Result, TransformerLayer};
 use fp8_recipe::{SlotRole, Slots as _};
 use std::collections::BTreeSet;
@@ -14,9 +16,12 @@ impl Gpt {
     /// before, or with [`load_parameters_with_options`](crate::checkpoint::load_parameters_with_options) afterwards, as long as the wrapped blocks
     /// keep their paths. [`Block`](crate::Block) has an example.
     ///
+    /// With sequence parallelism, blocks take and return this rank's tokens, `[tokens / ranks, hidden_size]`, and
+    /// [`TensorParallel::place_by_tokens`] marks the layers in them that have no tensor parallelism of their own.
+    ///
     /// # Errors
     /// Those of `make`; a block that is no [`TransformerLayer`] any more, because it was replaced before; parameters or slots of one
-    /// name in two places; a parameter on another device than the model.
+    /// name in two places; a parameter on another device than the model; with sequence parallelism, one without a placement.
     pub fn with_blocks(
         mut self,
         mut make: impl FnMut(usize, TransformerLayer) -> Result<Box<dyn DynBlock>>,
@@ -81,6 +86,14 @@ impl Gpt {
         mut self,
         make: impl FnOnce(Option<Linear>) -> Result<Box<dyn DynModule>>,
     ) -> Result<Self> {
+        if self.ranks.is_some() {
+            return Err(Error::Option {
+                part: self.path.to_string(),
+                option: "with_head",
+                value: "a head of the user's own".to_owned(),
+                remedy: "ranks have parts of the logits (tensor parallelism), which only the model's own heads compute".to_owned(),
+            });
+        }
         let before = match self.head {
             Head::Tied => None,
             Head::Linear(head) => Some(head),
@@ -110,6 +123,16 @@ impl Gpt {
         for parameter in crate::parameters(&self) {
             if !names.insert(parameter.name()) {
                 return Err(Error::DuplicateParameter(parameter.name().clone()));
+            }
+            if self.sequence_parallel().is_some() && parameter.tensor_parallel().is_none() {
+                return Err(Error::Option {
+                    part: self.path.to_string(),
+                    option: "with_blocks",
+                    value: format!("`{}` without a placement", parameter.name()),
+                    remedy: "with sequence parallelism, each rank has a part of its gradient: call TensorParallel::place_by_tokens with \
+                             the layer, or Parameter::placed"
+                        .to_owned(),
+                });
             }
             if !parameter.device().is_same(device) {
                 return Err(Error::ArgumentDevice {

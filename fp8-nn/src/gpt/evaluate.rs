@@ -7,7 +7,7 @@ use fp8_kernels::{DType, Shape, Tensor};
 use fp8_recipe::Forward;
 
 impl Gpt {
-    /// Returns the logits `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32), and keeps nothing for a backward pass: at any
+    /// Returns the logits of [`forward`](Self::forward), `[batch, seq, vocab_size]` of `ids` `[batch, seq]` (i32), and keeps nothing for a backward pass: at any
     /// time, memory holds what one block computes. Use it in a scope of [`Scaling::eval`](crate::fp8_recipe::Scaling::eval).
     ///
     /// ```
@@ -43,10 +43,12 @@ impl Gpt {
         cx.attempt(|cx| {
             self.check_ids(ids, info)?;
             let (mut x, _) = self.embed(cx, ids, info)?;
+            let info = &self.info_of_blocks(ids, info);
             for block in &self.blocks {
                 x = block.evaluate_dyn(cx, &x, info, None)?;
             }
-            self.head_of(cx, x)
+            let logits = self.head_of(cx, x)?;
+            self.logits_of(ids, logits)
         })
     }
 
@@ -65,7 +67,7 @@ impl Gpt {
         cx.attempt(|cx| {
             self.check_targets(ids, targets, info)?;
             let logits = self.logits(cx, ids, info)?;
-            Ok(ops::cross_entropy(&logits, targets, &options)?.0)
+            Ok(self.cross_entropy(&logits, targets, &options)?.0)
         })
     }
 
@@ -73,8 +75,18 @@ impl Gpt {
     /// in which the blocks compute: the parameters', or the scope's `compute_dtype`.
     ///
     /// # Errors
-    /// A size of 0; a capacity greater than `max_seq_length`; a dtype that is not a float; the device is out of memory.
+    /// A model with tensor parallelism; a size of 0; a capacity greater than `max_seq_length`; a dtype that is not a float; the device is
+    /// out of memory.
     pub fn kv_cache(&self, batch: usize, capacity: usize, dtype: DType) -> Result<KvCache> {
+        if let Some(ranks) = &self.ranks {
+            return Err(Error::Option {
+                part: self.path.to_string(),
+                option: "tensor_parallel",
+                value: format!("{} ranks", ranks.group().world_size()),
+                remedy: "generation needs a whole model on each rank: load its checkpoint or folder without tensor parallelism"
+                    .to_owned(),
+            });
+        }
         init::check_positive(&self.path, &[("batch", batch), ("capacity", capacity)])?;
         init::check_params_dtype(&self.path, dtype)?;
         if capacity > self.max_seq_length {
@@ -188,7 +200,7 @@ impl Gpt {
     /// Computes the logits of the blocks' output.
     fn head_of(&self, cx: &mut Forward<'_>, x: Tensor) -> Result<Tensor> {
         let (y, _) = self.norm.forward(&self.input_of_norm(cx, x)?)?;
-        Ok(self.head.forward(cx, &self.embedding, &y)?.0)
+        Ok(self.head.forward(cx, &self.embedding, &y, self.ranks.as_ref())?.0)
     }
 
     /// The version of all weights. Those of parameters are unique in the process and rise, so any change gives another one.

@@ -2,7 +2,7 @@
 
 use crate::{
     AnySaved, DynModule, Embedding, Layer, Linear, LinearSaved, Loras, Module, Parameter, Result,
-    SequenceInfo,
+    SequenceInfo, TensorParallel,
 };
 use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{Operand, Tensor};
@@ -40,9 +40,10 @@ impl Head {
         cx: &mut Forward<'_>,
         embedding: &Embedding,
         x: &Tensor,
+        ranks: Option<&TensorParallel>,
     ) -> Result<(Tensor, HeadSaved)> {
         match self {
-            Self::Tied => tied(embedding, x),
+            Self::Tied => tied(embedding, x, ranks),
             Self::Linear(head) => {
                 let (y, saved) = head.forward(&mut cx.disabled(), x)?;
                 Ok((y, HeadSaved::Linear(saved)))
@@ -61,9 +62,10 @@ impl Head {
         embedding: &mut Embedding,
         saved: HeadSaved,
         dy: &Tensor,
+        ranks: Option<&TensorParallel>,
     ) -> Result<Tensor> {
         match (self, saved) {
-            (Self::Tied, HeadSaved::Tied { x, table }) => tied_backward(cx, embedding, x, &table, dy),
+            (Self::Tied, HeadSaved::Tied { x, table }) => tied_backward(cx, embedding, x, &table, dy, ranks),
             (Self::Linear(head), HeadSaved::Linear(saved)) => head.backward(cx, saved, dy),
             (Self::Own(head), HeadSaved::Own(saved)) => head.backward_dyn(0, cx, saved, dy),
             (head, saved) => Err(fp8_recipe::Error::Origin {
@@ -149,9 +151,13 @@ impl Layer for Head {
 }
 
 /// Returns `x · tableᵀ`.
-fn tied(embedding: &Embedding, x: &Tensor) -> Result<(Tensor, HeadSaved)> {
+fn tied(embedding: &Embedding, x: &Tensor, ranks: Option<&TensorParallel>) -> Result<(Tensor, HeadSaved)> {
     let table = embedding.weight().values(x.dtype())?;
-    let [input, weight] = [x, &table].map(|tensor| Operand::High(tensor.clone()));
+    let all = match ranks.filter(|ranks| ranks.is_sequence_parallel()) {
+        Some(ranks) => ranks.gather("the tied head's input", x)?,
+        None => x.clone(),
+    };
+    let [input, weight] = [&all, &table].map(|tensor| Operand::High(tensor.clone()));
     let y = ops::fprop(&input, &weight, None, x.dtype(), Accumulation::Split)?;
     let x = embedding.weight().is_trainable().then(|| x.clone());
     Ok((y, HeadSaved::Tied { x, table }))
@@ -163,15 +169,26 @@ fn tied_backward(
     x: Option<Tensor>,
     table: &Tensor,
     dy: &Tensor,
+    ranks: Option<&TensorParallel>,
 ) -> Result<Tensor> {
     let (dtype, accumulation) = (table.dtype(), Accumulation::Split);
     let shape = dy.shape().with_last(table.shape()[1]);
     let dy = Operand::High(ops::cast(dy, dtype)?);
-    let dx = ops::dgrad(&dy, &Operand::High(table.clone()), dtype, accumulation)?;
+    let part_dtype = ranks.map_or(dtype, |ranks| ranks.partial_dtype(dtype));
+    let dx = ops::dgrad(&dy, &Operand::High(table.clone()), part_dtype, accumulation)?.reshape(shape)?;
+    let dx = match ranks {
+        Some(ranks) => ranks.sum("the gradient of the tied head's input", dx, dtype)?,
+        None => dx,
+    };
     let weight = embedding.weight_mut();
     let name = weight.name().clone();
     if weight.is_trainable() {
-        let x = Operand::High(x.ok_or_else(|| weight.was_frozen("the tied head"))?);
+        let x = x.ok_or_else(|| weight.was_frozen("the tied head"))?;
+        let x = match ranks.filter(|ranks| ranks.is_sequence_parallel()) {
+            Some(ranks) => ranks.gather("the tied head's input, again", &x)?,
+            None => x,
+        };
+        let x = Operand::High(x);
         let lone_recipe = cx.lone_recipe();
         match cx.delayed_wgrads() {
             Some(delayed) => {
@@ -182,5 +199,5 @@ fn tied_backward(
             }
         }
     }
-    Ok(dx.reshape(shape)?)
+    Ok(dx)
 }

@@ -21,6 +21,7 @@ pub struct GptOptions {
     /// | `attention.causal` | must be true, the default |
     /// | `attention.rope` | set by the model: true, unless it has `learned_positions` |
     /// | `attention.window` | of the blocks for which `sliding_windows` has none |
+    /// | `tensor_parallel` | also cuts the embedding and the head, each rank with some rows of the vocabulary, and the logits |
     /// | `init.init_std` | also of the embedding, of learned positions and of the head |
     /// | `init.output_layer_init_std` | divided by `√(2 · num_layers)`, as the residual branches add up |
     pub layer: TransformerLayerOptions,

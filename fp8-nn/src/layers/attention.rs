@@ -2,8 +2,8 @@
 
 use crate::dropout::Rate;
 use crate::fp8_output::{GradInput, in_high_precision, is_used};
-use crate::{AttentionOptions, Layer, Parameter, Result};
-use fp8_kernels::ops::{self, AttentionSaved, Diagonal, Dropout, Sequences};
+use crate::{AttentionOptions, Layer, Parameter, Result, TensorParallel};
+use fp8_kernels::ops::{self, AttentionSaved, Diagonal, Dropout, Part, Sequences};
 use fp8_kernels::{DType, Fp8Tensor, Operand, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, SlotUse, Slots};
 
@@ -105,6 +105,16 @@ impl Attention {
             grad_input: uses.mha.map(|used| SlotName::of_attention(place.proj, SlotRole::GradInput, used)),
         };
         Ok(Self { options: options.operation(), dropout, slots })
+    }
+
+    /// The attention of the `heads` heads that this rank has.
+    pub(crate) fn of_rank(mut self, ranks: Option<&TensorParallel>, heads: usize) -> Self {
+        if let Some(ranks) = ranks {
+            self.options.dropout_heads =
+                Some(Part { first: ranks.rank() * heads, total: ranks.size() * heads });
+            self.dropout = self.dropout.of_ranks(ranks);
+        }
+        self
     }
 
     /// Whether no query sees a key to its right.

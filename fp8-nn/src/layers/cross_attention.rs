@@ -169,7 +169,7 @@ impl CrossAttention {
             proj: Linear::new(&format!("{path}.proj"), proj, device, rng)?,
             qk_norm: attention
                 .qk_norm
-                .map(|norm| QkNorm::new(path, heads.head_dim, norm, params_dtype, device))
+                .map(|norm| QkNorm::new(path, heads.head_dim, norm, params_dtype, None, device))
                 .transpose()?,
             attention: Attention::new(&place, &attention)?,
             heads,

@@ -1,6 +1,6 @@
 //! Linears whose input or `dy` is quantized by an operation of the caller, such as an activation or a norm.
 
-use super::linear::{Fused, LinearCore, Quantized, Ran};
+use super::linear::{Fused, Input, LinearCore, Ran};
 use crate::arguments::Argument;
 use crate::fp8_output::in_high_precision;
 use crate::{Error, Linear, LinearSaved, Result, precision};
@@ -15,7 +15,8 @@ impl Linear {
     /// [`ops::activation`](fp8_kernels::ops::activation()), [`ops::norm`](fp8_kernels::ops::norm()) or [`ops::quantize`](fp8_kernels::ops::quantize()). It returns the operand `[…, in_features]`. In high precision
     /// the slot is off, and the operation returns values. Under a recipe that runs only some GEMMs in FP8
     /// (`override_linear_precision`), while [`Scaling::set_measuring_sqnr`](fp8_recipe::Scaling::set_measuring_sqnr) is on, and if the
-    /// layer has low-rank adapters, `quantize` is called once more, with a slot that is off and records nothing.
+    /// layer has low-rank adapters, `quantize` is called once more, with a slot that is off and records nothing. With sequence parallelism,
+    /// it is called once more for a scale that the ranks find together, and where values are gathered: up to three times.
     ///
     /// `input_dtype` is the dtype of the tensor that `quantize` reads. The layer computes in the scope's `compute_dtype`. If
     /// the scope has none, it computes in `input_dtype`, which its parameters must then have.
@@ -86,7 +87,7 @@ impl Linear {
             let dtype = precision::compute_dtype(cx, self.path(), input_dtype, self.parameters())?;
             let (y, core, x, ()) =
                 self.fused_forward(cx, dtype, input_dtype, None, |slot| Ok((quantize(slot)?, ())))?;
-            Ok((in_high_precision(y)?, core.with_input(self.for_wgrad(cx, &x))))
+            Ok((in_high_precision(y)?, core.with_input(self.for_wgrad(cx, x))))
         })
     }
 
@@ -99,23 +100,45 @@ impl Linear {
         input_dtype: DType,
         output: Option<&SlotName>,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
-    ) -> Result<(Operand, LinearCore, Quantized, T)> {
-        let gemms = cx.fp8_gemms(&self.gemm_slots().input);
+    ) -> Result<(Operand, LinearCore, Input, T)> {
+        let mut shape = None;
+        let mut quantize = quantize;
+        let quantize = |slot: &Slot<'_>| {
+            let (x, rest) = quantize(slot)?;
+            shape = Some(*x.shape());
+            Ok((x, rest))
+        };
+        let (x, rest) = self.input_of(cx, dtype, quantize)?;
+        let shape = shape.unwrap_or(*x.whole.operand().shape());
+        let (y, core) = self.forward_quantized(cx, &x, shape, dtype, input_dtype, output)?;
+        Ok((y, core, x, rest))
+    }
+
+    /// Computes and quantizes the input by `quantize`, and gathers it if ranks have tokens of their own.
+    pub(crate) fn input_of<T>(
+        &self,
+        cx: &mut Forward<'_>,
+        dtype: DType,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
+    ) -> Result<(Input, T)> {
+        self.part().enter(cx);
+        let name = &self.gemm_slots().input;
+        let gemms = cx.fp8_gemms(name);
         let (needs_values, measures) = (self.needs_values(gemms.fprop, gemms.wgrad), cx.measures_sqnr());
         let fused = Fused { layer: self.path(), name: "input", dtype, needs_values, measures };
-        let name = &self.gemm_slots().input;
         let weight = self.weight().tensor();
         let check = |x: &Operand| {
             let argument = Argument::operand(self.path(), "input", x).float()?.on(weight.device())?;
             argument.features(weight.shape().last_dim(), "in_features").map(drop)
         };
-        let Ran { quantized: x, values, rest } =
-            fused.run(&self.for_gemms(cx.slot(name)?), quantize, check)?;
-        if let Some(values) = values {
-            cx.measure_sqnr(name, &values, x.operand())?;
+        if let Some(tokens) = self.input_tokens() {
+            return tokens.gather_input(cx, &fused, quantize, check);
         }
-        let (y, core) = self.forward_quantized(cx, &x, dtype, input_dtype, output)?;
-        Ok((y, core, x, rest))
+        let Ran { quantized, values, rest } = fused.run(&self.for_gemms(cx.slot(name)?), quantize, check)?;
+        if let Some(values) = values {
+            cx.measure_sqnr(name, &values, quantized.operand())?;
+        }
+        Ok((quantized.into(), rest))
     }
 
     /// Computes the gradients for a `dy` that `quantize` computes and quantizes in one operation, as
@@ -124,8 +147,8 @@ impl Linear {
     ///
     /// `quantize` takes the slot of this layer's `dy` and passes it to an operation that takes one, such as
     /// [`ops::activation_backward_quantize_dbias`](fp8_kernels::ops::activation_backward_quantize_dbias()). It returns the operand, which has the output's shape, and for a layer
-    /// with a bias the column sums of `dy` before quantization, `[out_features]`. A layer without a bias ignores them. It may
-    /// be called twice: see [`forward_fused`](Self::forward_fused), which has an example.
+    /// with a bias the column sums of `dy` before quantization, `[out_features]`. A layer without a bias ignores them. It may be called
+    /// two or three times: see [`forward_fused`](Self::forward_fused), which has an example.
     ///
     /// # Errors
     /// The errors of `quantize`. A `Saved` that [`backward`](crate::Module::backward) would refuse. An operand that is not of
@@ -138,6 +161,11 @@ impl Linear {
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
+            if self.part().gathers_output_gradient().is_some() {
+                let (dy, db) = self.gather_gradient(cx, &saved.core, quantize)?;
+                self.check_bias_gradient(db.as_ref())?;
+                return in_high_precision(self.backward_quantized(cx, saved, &dy, db.as_ref(), None)?);
+            }
             let LinearCore { origin, dtype, output, .. } = &saved.core;
             let gemms = cx.fp8_gemms(origin);
             let (dtype, needs_values) = (*dtype, self.needs_values(gemms.dgrad, gemms.wgrad));

@@ -1,6 +1,6 @@
 //! The sizes of an attention's heads.
 
-use crate::{AttentionOptions, Error, Result, init};
+use crate::{AttentionOptions, Error, Result, TensorParallel, init};
 
 /// Query heads, key and value heads, and the size of each.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,21 @@ impl Heads {
             return refuse("softmax_scale", scale.to_string(), remedy);
         }
         Ok(Self { heads, groups, head_dim })
+    }
+
+    /// The heads that this rank has.
+    pub(crate) fn of_rank(self, path: &str, ranks: Option<&TensorParallel>) -> Result<Self> {
+        let Some(ranks) = ranks else { return Ok(self) };
+        ranks.expect_even(path, "num_attention_heads", self.heads)?;
+        ranks.expect_even(path, "num_gqa_groups", self.groups)?;
+        let n = ranks.size();
+        Ok(Self { heads: self.heads / n, groups: self.groups / n, ..self })
+    }
+
+    /// Features of queries, keys and values.
+    pub(crate) const fn widths(&self) -> [usize; 3] {
+        let of_groups = self.groups * self.head_dim;
+        [self.q_width(), of_groups, of_groups]
     }
 
     /// Features of all queries.

@@ -2,7 +2,7 @@
 
 use crate::arguments::{Argument, Output};
 use crate::precision::{self, Entered};
-use crate::{Error, Layer, Module, NormOptions, Parameter, Result, init};
+use crate::{Error, Layer, Module, NormOptions, Parameter, Placement, Result, TensorParallel, init};
 use fp8_kernels::ops::{self, Norm, NormStats};
 use fp8_kernels::{DType, Device, Encoding, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Slots};
@@ -22,11 +22,20 @@ pub struct NormLayerOptions {
     pub zero_centered_gamma: bool,
     /// The dtype of the parameters: f32, bf16, or f16 with a [`LossScaler`](crate::LossScaler). Default: [`DType::F32`].
     pub params_dtype: DType,
+    /// The ranks that share the layers around it. With sequence parallelism, its input is this rank's tokens, and each rank has a part of
+    /// the gradients of its parameters. Default: `None`.
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 impl Default for NormLayerOptions {
     fn default() -> Self {
-        Self { hidden_size: 0, eps: 1e-5, zero_centered_gamma: false, params_dtype: DType::F32 }
+        Self {
+            hidden_size: 0,
+            eps: 1e-5,
+            zero_centered_gamma: false,
+            params_dtype: DType::F32,
+            tensor_parallel: None,
+        }
     }
 }
 
@@ -134,6 +143,20 @@ impl NormCore {
         })
     }
 
+    /// Places its parameters.
+    pub(crate) fn placed(self, placement: &Placement, ranks: &TensorParallel) -> Self {
+        let place = |parameter: Parameter| parameter.placed(placement.clone(), ranks);
+        Self { weight: place(self.weight), bias: self.bias.map(place), ..self }
+    }
+
+    /// Places its parameters for a norm of the tokens that each of `ranks` has, if there are any.
+    pub(crate) fn of_tokens(self, ranks: Option<&TensorParallel>) -> Self {
+        match ranks {
+            Some(ranks) => self.placed(&ranks.placement_by_tokens(), ranks),
+            None => self,
+        }
+    }
+
     pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         [&self.weight].into_iter().chain(&self.bias)
     }
@@ -215,9 +238,10 @@ macro_rules! norm_module {
             /// # Errors
             /// A size of 0, an ε that is not finite and greater than 0, a `params_dtype` that is not a float.
             pub fn new(path: &str, options: &NormLayerOptions, device: &Device) -> Result<Self> {
-                let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype } = *options;
-                let options = NormOptions { normalization: $norm, eps, zero_centered_gamma };
-                NormCore::new(path, hidden_size, options, params_dtype, device).map(Self)
+                let NormLayerOptions { hidden_size, eps, zero_centered_gamma, params_dtype, .. } = *options;
+                let norm = NormOptions { normalization: $norm, eps, zero_centered_gamma };
+                let norm = NormCore::new(path, hidden_size, norm, params_dtype, device)?;
+                Ok(Self(norm.of_tokens(options.tensor_parallel.as_ref())))
             }
 
             /// Returns γ, `[hidden_size]`.

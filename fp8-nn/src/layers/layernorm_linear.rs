@@ -1,11 +1,14 @@
 //! A norm and a Linear in one layer.
 
 use super::layer_norm::NormCore;
-use super::linear::LinearCore;
+use super::linear::{LinearCore, WgradInput};
 use crate::arguments::Output;
 use crate::fp8_output::in_high_precision;
 use crate::precision::{self, Entered};
-use crate::{Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result, composite, init};
+use crate::{
+    Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result, TensorParallel, composite,
+    init,
+};
 use fp8_kernels::ops::{self, NormStats};
 use fp8_kernels::{DType, Device, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Snapshot};
@@ -35,6 +38,12 @@ pub struct LayerNormLinearOptions {
     /// they are made with the scale of the forward pass. It does nothing for a frozen weight, for which the input is not kept, and
     /// low-rank adapters keep the norm's output all the same. Default: false.
     pub recompute_norm: bool,
+    /// The ranks that share the layer: each has some rows of the weight, as in [`ParallelMode::Column`](crate::ParallelMode::Column).
+    /// With sequence parallelism, input and norm are those of this rank's tokens, `[tokens / ranks, in_features]`, and the output is of
+    /// all tokens. Default: `None`, this rank has all of it.
+    pub tensor_parallel: Option<TensorParallel>,
+    /// The numbers of features that the output consists of: see [`LinearOptions::output_parts`]. Default: empty, the output is one.
+    pub output_parts: Vec<usize>,
 }
 
 impl Default for LayerNormLinearOptions {
@@ -48,6 +57,8 @@ impl Default for LayerNormLinearOptions {
             init_std: 0.023,
             return_bias: false,
             recompute_norm: false,
+            tensor_parallel: None,
+            output_parts: Vec::new(),
         }
     }
 }
@@ -161,7 +172,9 @@ impl LayerNormLinear {
             options;
         // Checked before the norm's parameters are allocated, which are as long as the rows of the weight.
         init::check_parameter(linear_path, "weight", [out_features, in_features])?;
-        let return_bias = options.return_bias;
+        let (return_bias, ranks) = (options.return_bias, options.tensor_parallel);
+        let norm =
+            NormCore::new(norm_path, in_features, norm, params_dtype, device)?.of_tokens(ranks.as_ref());
         let linear = LinearOptions {
             in_features,
             out_features,
@@ -169,10 +182,12 @@ impl LayerNormLinear {
             params_dtype,
             init_std,
             return_bias,
+            tensor_parallel: ranks,
+            output_parts: options.output_parts,
             ..Default::default()
         };
         Ok(Self {
-            norm: NormCore::new(norm_path, in_features, norm, params_dtype, device)?,
+            norm,
             linear: Linear::new(linear_path, linear, device, rng)?,
             recomputes_norm: options.recompute_norm,
         })
@@ -226,7 +241,7 @@ impl LayerNormLinear {
             let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&normed, slot)?, ()));
             let (y, core, operand, ()) =
                 self.linear.fused_forward(cx, x.dtype(), x.dtype(), output, quantize)?;
-            let operand = self.linear.for_wgrad(cx, &operand);
+            let operand = self.linear.for_wgrad(cx, operand);
             let linear = self.saved(cx, core, operand, true);
             Ok((y, normed, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
         })
@@ -265,7 +280,7 @@ impl LayerNormLinear {
             let dtype = x.dtype();
             let norm = |slot: &Slot<'_>| self.norm.forward_slot(&x, slot);
             let (y, core, operand, stats) = self.linear.fused_forward(cx, dtype, dtype, output, norm)?;
-            let operand = self.linear.for_wgrad(cx, &operand);
+            let operand = self.linear.for_wgrad(cx, operand);
             let linear = self.saved(cx, core, operand, false);
             Ok((y, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
         })
@@ -281,7 +296,7 @@ impl LayerNormLinear {
         &self,
         cx: &mut Forward<'_>,
         core: LinearCore,
-        operand: Option<Operand>,
+        operand: Option<WgradInput>,
         is_rounded: bool,
     ) -> SavedLinear {
         if self.recomputes_norm && self.linear.weight().is_trainable() {

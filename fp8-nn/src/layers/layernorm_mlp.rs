@@ -5,7 +5,7 @@ use crate::arguments::{Argument, Output};
 use crate::fp8_output::in_high_precision;
 use crate::{
     Error, InitOptions, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
-    LinearSaved, Module, NormOptions, Result, composite, init, precision,
+    LinearSaved, Module, NormOptions, ParallelMode, Result, TensorParallel, composite, init, precision,
 };
 use fp8_kernels::ops::{self, Activation};
 use fp8_kernels::{DType, Device, Slot, Tensor};
@@ -41,6 +41,10 @@ pub struct LayerNormMlpOptions {
     /// Whether backward computes the activation's output again and quantizes it with the scale of the forward pass, in place of
     /// keeping its codes. Default: false.
     pub recompute_activation: bool,
+    /// The ranks that share the layer: each has some of `fc1`'s rows and of `fc2`'s columns, `ffn_hidden_size / ranks` of the inner
+    /// features. With sequence parallelism, input and output are this rank's tokens, `[tokens / ranks, hidden_size]`. Default: `None`,
+    /// this rank has all of it.
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 impl Default for LayerNormMlpOptions {
@@ -56,6 +60,7 @@ impl Default for LayerNormMlpOptions {
             return_bias: false,
             recompute_norm: false,
             recompute_activation: false,
+            tensor_parallel: None,
         }
     }
 }
@@ -137,7 +142,7 @@ impl LayerNormMlp {
     ///
     /// # Errors
     /// A size of 0, a weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype`
-    /// that is not a float.
+    /// that is not a float, an `ffn_hidden_size` that the ranks of `tensor_parallel` cannot share evenly.
     pub fn new(
         path: &str,
         options: LayerNormMlpOptions,
@@ -147,8 +152,11 @@ impl LayerNormMlp {
         let LayerNormMlpOptions {
             hidden_size, ffn_hidden_size, bias, activation, norm, params_dtype, ..
         } = options;
-        let init = options.init;
+        let (init, ranks) = (options.init, options.tensor_parallel);
         init::check_positive(path, &[("hidden_size", hidden_size), ("ffn_hidden_size", ffn_hidden_size)])?;
+        if let Some(ranks) = &ranks {
+            ranks.expect_even(path, "ffn_hidden_size", ffn_hidden_size)?;
+        }
         let halves = if activation.is_gated() { 2 } else { 1 };
         let out_features = ffn_hidden_size.checked_mul(halves).ok_or_else(|| Error::Option {
             part: path.to_owned(),
@@ -165,6 +173,8 @@ impl LayerNormMlp {
             params_dtype,
             init_std: init.init_std,
             recompute_norm: options.recompute_norm,
+            tensor_parallel: ranks.clone(),
+            output_parts: vec![ffn_hidden_size; halves],
             ..Default::default()
         };
         let fc2 = LinearOptions {
@@ -174,6 +184,8 @@ impl LayerNormMlp {
             params_dtype,
             init_std: init.output_layer_init_std,
             return_bias: options.return_bias,
+            tensor_parallel: ranks,
+            parallel_mode: ParallelMode::Row,
             ..Default::default()
         };
         let (norm_path, fc1_path) = (format!("{path}.norm"), format!("{path}.fc1"));
@@ -248,7 +260,7 @@ impl LayerNormMlp {
         let fc2 = if self.recomputes_activation && self.fc2.weight().is_trainable() {
             SavedFc2::WithoutInput { core, snapshot: cx.snapshot() }
         } else {
-            SavedFc2::Stored(core.with_input(self.fc2.for_wgrad(cx, &x)))
+            SavedFc2::Stored(core.with_input(self.fc2.for_wgrad(cx, x)))
         };
         let output = Output::of(&self.path, &y);
         Ok((y, LayerNormMlpSaved { fc1, h, fc2, output }))

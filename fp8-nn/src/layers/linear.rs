@@ -4,7 +4,7 @@ use crate::arguments::{Argument, Output};
 use crate::fp8_output::{GradInput, in_high_precision};
 use crate::lora::{LoraSaved, Loras};
 use crate::precision::{self, Entered};
-use crate::{Layer, Module, Parameter, Result, fp8_output, init};
+use crate::{Cut, Layer, Module, ParallelMode, Parameter, Result, TensorParallel, fp8_output, init};
 use fp8_kernels::{DType, Device, Operand, Shape, Slot, Tensor, ops};
 use fp8_recipe::{Backward, DelayedWgrad, Forward, GemmSlots, Origin, SlotName, Slots, Snapshot};
 use rand::Rng;
@@ -13,9 +13,15 @@ use std::sync::Arc;
 #[cfg(test)]
 mod copies;
 mod fused_operand;
+mod gathered;
+mod input;
+mod parallel;
 mod quantized;
 
 pub(crate) use fused_operand::{Fused, Ran};
+pub(crate) use gathered::Tokens;
+pub(crate) use input::{Input, Kept, WgradInput};
+pub(crate) use parallel::Part;
 pub(crate) use quantized::Quantized;
 
 /// Options of a [`Linear`]. The two sizes are required; the other fields have defaults.
@@ -41,6 +47,13 @@ pub struct LinearOptions {
     /// Whether adding the bias is left to the caller, who takes it from [`Linear::bias`], for instance to fuse it with another
     /// addition. Backward takes the gradient of the sum, and computes the bias's gradient from it. Default: false.
     pub return_bias: bool,
+    /// The ranks that share the layer, each with a part of its weight. Default: `None`, this rank has all of it.
+    pub tensor_parallel: Option<TensorParallel>,
+    /// The dimension of the weight that is cut. Default: [`ParallelMode::Column`].
+    pub parallel_mode: ParallelMode,
+    /// The numbers of features that the output consists of, in order, where each rank has a part of each: `[q, k, v]` for a projection of
+    /// queries, keys and values. Default: empty, the output is one.
+    pub output_parts: Vec<usize>,
 }
 
 impl Default for LinearOptions {
@@ -53,6 +66,9 @@ impl Default for LinearOptions {
             init_std: 0.023,
             save_original_input: false,
             return_bias: false,
+            tensor_parallel: None,
+            parallel_mode: ParallelMode::Column,
+            output_parts: Vec::new(),
         }
     }
 }
@@ -75,6 +91,8 @@ impl Default for LinearOptions {
 /// |---|---|---|
 /// | `<path>.weight` | `[out_features, in_features]` | normal with deviation `init_std` |
 /// | `<path>.bias`, if asked for | `[out_features]` | 0 |
+///
+/// With `tensor_parallel`, each rank has some rows or columns of the weight: see [`ParallelMode`].
 ///
 /// ```
 /// use fp8_nn::prelude::*;
@@ -105,6 +123,7 @@ pub struct Linear {
     pub(crate) slots: GemmSlots,
     saves_original_input: bool,
     returns_bias: bool,
+    part: Part,
 }
 
 /// The values that the backward pass of [`Linear`] needs: input and weight, quantized in FP8, in the layout that its GEMMs
@@ -116,11 +135,12 @@ pub struct LinearSaved {
 }
 
 /// The input that wgrad reads.
-#[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 enum SavedInput {
     /// As wgrad reads it.
     Operand(Operand),
+    /// This rank's tokens, of which wgrad gathers all.
+    Shard(Kept),
     /// As it was given, with the scale that it was quantized with.
     Original { x: Tensor, snapshot: Snapshot },
     /// The weight is frozen, so there is no wgrad.
@@ -142,9 +162,14 @@ pub(crate) struct LinearCore {
 }
 
 impl LinearCore {
-    /// Completes it with the input, as wgrad reads it; `None` if the weight is frozen.
-    pub(crate) fn with_input(self, x: Option<Operand>) -> LinearSaved {
-        LinearSaved { x: x.map_or(SavedInput::Unneeded, SavedInput::Operand), core: self }
+    /// Completes it with the input; `None` if the weight is frozen.
+    pub(crate) fn with_input(self, x: Option<WgradInput>) -> LinearSaved {
+        let x = match x {
+            Some(WgradInput::Operand(x)) => SavedInput::Operand(x),
+            Some(WgradInput::Shard(x)) => SavedInput::Shard(x),
+            None => SavedInput::Unneeded,
+        };
+        LinearSaved { x, core: self }
     }
 }
 
@@ -152,34 +177,58 @@ impl Linear {
     /// Creates a layer at `path`, with weights drawn from `rng` and a bias of 0.
     ///
     /// # Errors
-    /// A size of 0, a weight that is too large for a tensor, a `params_dtype` that is not a float.
+    /// A size of 0, a weight that is too large for a tensor, a `params_dtype` that is not a float; features that the ranks of
+    /// `tensor_parallel` cannot share evenly; `output_parts` that do not add up to `out_features`.
     pub fn new(path: &str, options: LinearOptions, device: &Device, rng: &mut impl Rng) -> Result<Self> {
+        let LinearOptions { in_features, out_features, parallel_mode, .. } = options;
+        let (ranks, parts) = (options.tensor_parallel.as_ref(), &options.output_parts);
+        let part = Part::new(path, ranks, parallel_mode, [out_features, in_features], parts)?;
+        Self::of_part(path, options, part, device, rng)
+    }
+
+    /// Creates the layer with the part of its weight that this rank has.
+    pub(crate) fn of_part(
+        path: &str,
+        options: LinearOptions,
+        part: Part,
+        device: &Device,
+        rng: &mut impl Rng,
+    ) -> Result<Self> {
         let LinearOptions { in_features, out_features, bias, params_dtype, init_std, .. } = options;
         init::check_params_dtype(path, params_dtype)?;
         init::check_positive(path, &[("in_features", in_features), ("out_features", out_features)])?;
         init::check_parameter(path, "weight", [out_features, in_features])?;
-        let weight = init::normal([out_features, in_features], init_std, params_dtype, device, rng)?;
+        let shape = [out_features, in_features];
+        let weight = init::normal(shape, part.weight(), init_std, params_dtype, device, rng)?;
+        let weight = part.place_weight(Parameter::new(format!("{path}.weight"), weight)?);
         let zeros = || {
-            let zeros = Tensor::zeros([out_features], params_dtype, device)?;
-            Parameter::new(format!("{path}.bias"), zeros)
+            let shape = part.bias().map_or_else(|| [out_features].into(), Cut::shape);
+            let zeros = Tensor::zeros(shape, params_dtype, device)?;
+            Ok::<_, crate::Error>(part.place_bias(Parameter::new(format!("{path}.bias"), zeros)?))
         };
         let slots = GemmSlots::new(path);
         Ok(Self {
-            weight: Parameter::new(format!("{path}.weight"), weight)?.with_weight_slot(&slots.weight),
+            weight: weight.with_weight_slot(&slots.weight),
             bias: bias.then(zeros).transpose()?,
-            loras: Loras::new(slots.weight.layer(), [out_features, in_features], device),
+            loras: Loras::new(slots.weight.layer(), shape, &part, device),
             slots,
             saves_original_input: options.save_original_input,
             returns_bias: options.return_bias,
+            part,
         })
     }
 
-    /// Returns the weight, `[out_features, in_features]`.
+    /// Returns which part of the layer this rank has.
+    pub(crate) const fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// Returns the weight, `[out_features, in_features]`, or this rank's rows or columns of it ([`ParallelMode`](crate::ParallelMode)).
     pub fn weight(&self) -> &Parameter {
         &self.weight
     }
 
-    /// Returns the bias, `[out_features]`, if the layer has one.
+    /// Returns the bias, `[out_features]` or this rank's part of it, if the layer has one.
     pub fn bias(&self) -> Option<&Parameter> {
         self.bias.as_ref()
     }
@@ -213,35 +262,58 @@ impl Linear {
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
-        x: &Quantized,
+        input: &Input,
+        input_shape: Shape,
         dtype: DType,
         input_dtype: DType,
         output: Option<&SlotName>,
     ) -> Result<(Operand, LinearCore)> {
-        let name = &self.slots.weight;
+        let (name, x) = (&self.slots.weight, &input.whole);
+        self.part.check(cx, &self.slots)?;
         let gemms = cx.fp8_gemms(name);
         let operand = self.weight.operand(cx, name, dtype)?;
         let w = Quantized::new(operand, !(gemms.fprop && gemms.dgrad), || self.weight.values(dtype))?;
         let bias = self.bias.as_ref().filter(|_| !self.returns_bias).map(Parameter::tensor);
         let accumulation = cx.accumulation(name).fprop;
         let operands = [x.pick(gemms.fprop), w.pick(gemms.fprop)];
-        let (y, lora) = if self.loras.is_empty() {
+        let summed = self.part.sums_output();
+        let (y, lora) = if self.loras.is_empty() && summed.is_none() {
             (fp8_output::fprop(cx, output, &operands, bias, dtype, accumulation)?, None)
         } else {
             let [x_operand, w] = &operands;
-            let y = ops::fprop(x_operand, w, bias, dtype, accumulation)?;
-            let (y, saved) = self.loras.forward(x.values(dtype)?, &y, dtype)?;
-            (fp8_output::forward_result(cx, output, y)?, Some(saved))
+            // A bias is added once, to the sum.
+            let (own_bias, of_sum) = if summed.is_some() { (None, bias) } else { (bias, None) };
+            let part_dtype = summed.map_or(dtype, |ranks| ranks.partial_dtype(dtype));
+            let mut y = ops::fprop(x_operand, w, own_bias, part_dtype, accumulation)?;
+            let mut lora = None;
+            if !self.loras.is_empty() {
+                let (sum, saved) = self.loras.forward(x.values(dtype)?, &y, dtype)?;
+                lora = Some(saved.with_shard(input.values.as_ref()));
+                y = sum;
+            }
+            if let Some(ranks) = summed {
+                y = ranks.sum(&format!("{}.output", self.path()), y, part_dtype)?;
+                y = of_sum.map_or(Ok(y.clone()), |bias| ops::bias(&y, bias))?;
+                y = ops::cast(&y, dtype)?;
+            }
+            (fp8_output::forward_result(cx, output, y)?, lora)
         };
-        let (w, input_shape) = (w.pick(gemms.dgrad).for_backward(), *x.operand().shape());
+        let w = w.pick(gemms.dgrad).for_backward();
         let output = Output::of_operand(self.path(), &y);
         let origin = cx.origin(name);
         Ok((y, LinearCore { origin, w, dtype, input_dtype, input_shape, output, lora }))
     }
 
-    /// Returns an input as wgrad reads it; `None` if the weight is frozen, so that the input is not kept.
-    pub(crate) fn for_wgrad(&self, cx: &Forward<'_>, x: &Quantized) -> Option<Operand> {
-        self.weight.is_trainable().then(|| x.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward())
+    /// Returns an input as it is kept for wgrad; `None` if the weight is frozen.
+    pub(crate) fn for_wgrad(&self, cx: &Forward<'_>, x: Input) -> Option<WgradInput> {
+        let Input { whole, shard, .. } = x;
+        if !self.weight.is_trainable() {
+            return None;
+        }
+        Some(match shard {
+            Some(shard) => WgradInput::Shard(shard),
+            None => WgradInput::Operand(whole.pick(cx.fp8_gemms(&self.slots.input).wgrad).for_backward()),
+        })
     }
 
     /// Returns a slot of the input or of `dy`, whose columnwise copy is not made for a frozen weight, because only wgrad reads it.
@@ -277,19 +349,38 @@ impl Linear {
         let operands = [&dy.pick(gemms.dgrad), &saved.w];
         let x = match x {
             _ if !self.weight.is_trainable() => None,
-            SavedInput::Operand(x) => Some(x),
+            SavedInput::Operand(x) => Some(WgradInput::Operand(x)),
+            SavedInput::Shard(x) => Some(WgradInput::Shard(x)),
             SavedInput::Original { x, snapshot } => {
                 Some(self.input_again(cx, &snapshot, &saved, |slot| Ok(ops::quantize(&x, slot)?))?)
             }
             SavedInput::Unneeded => return Err(self.weight.was_frozen(self.path())),
         };
         self.loras.expect_saved(saved.lora.as_ref())?;
-        let dx = if let Some(lora) = saved.lora.take() {
-            let dx = ops::dgrad(operands[0], operands[1], saved.dtype, accumulation.dgrad)?;
-            let dx = self.loras.backward(cx, lora, &dy.values(saved.dtype)?, dx, saved.dtype)?;
-            fp8_output::backward_result(cx, &saved.origin, grad_input, dx)?
-        } else {
+        let summed = self.part.sums_input_gradient().cloned();
+        let dx = if saved.lora.is_none() && summed.is_none() {
             fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?
+        } else {
+            let part_dtype = summed.as_ref().map_or(saved.dtype, |ranks| ranks.partial_dtype(saved.dtype));
+            let mut dx = ops::dgrad(operands[0], operands[1], part_dtype, accumulation.dgrad)?;
+            if let Some(mut lora) = saved.lora.take() {
+                if let Some(ranks) = self.part.gathers_input() {
+                    lora.gather_input(ranks, &format!("{}, of adapters, again", self.slots.input.name()))?;
+                }
+                dx = self.loras.backward(cx, lora, &dy.values(saved.dtype)?, dx, saved.dtype)?;
+            }
+            if let Some(ranks) = &summed {
+                dx = ranks.sum(&format!("{}.grad_input", self.path()), dx, saved.dtype)?;
+            }
+            fp8_output::backward_result(cx, &saved.origin, grad_input, dx)?
+        };
+        let x = match x {
+            Some(WgradInput::Shard(x)) => match self.input_tokens() {
+                Some(tokens) => Some(tokens.gather_again(cx, x)?),
+                None => return Err(self.weight.was_frozen(self.path())), // cannot be: such a layer keeps no shard
+            },
+            Some(WgradInput::Operand(x)) => Some(x),
+            None => None,
         };
         let (dy, accumulation, lone_recipe) = (dy.pick(gemms.wgrad), accumulation.wgrad, cx.lone_recipe());
         match (x, cx.delayed_wgrads()) {
@@ -320,14 +411,49 @@ impl Linear {
         snapshot: &Snapshot,
         core: &LinearCore,
         mut quantize: impl FnMut(&Slot<'_>) -> Result<Operand>,
-    ) -> Result<Operand> {
+    ) -> Result<WgradInput> {
         let (dtype, name) = (core.dtype, &self.gemm_slots().input);
         let in_fp8 = cx.fp8_gemms(&core.origin).wgrad;
         let fused =
             Fused { layer: self.path(), name: "input", dtype, needs_values: !in_fp8, measures: false };
         let mut cx = cx.replay(snapshot)?;
-        let ran = fused.run(&cx.slot(name)?, |slot| Ok((quantize(slot)?, ())), |_| Ok(()))?;
-        Ok(ran.quantized.pick(in_fp8).for_backward())
+        let quantize = |slot: &Slot<'_>| Ok((quantize(slot)?, ()));
+        if let Some(tokens) = self.input_tokens() {
+            let kept = tokens.keep_again(&mut cx, &fused, quantize)?;
+            return kept.map(WgradInput::Shard).ok_or_else(|| self.weight.was_frozen(self.path()));
+        }
+        let ran = fused.run(&cx.slot(name)?, quantize, |_| Ok(()))?;
+        Ok(WgradInput::Operand(ran.quantized.pick(in_fp8).for_backward()))
+    }
+
+    fn tokens<'a>(&'a self, ranks: &'a TensorParallel, name: &'a SlotName) -> Tokens<'a> {
+        let (device, is_trainable) = (self.weight.device(), self.weight.is_trainable());
+        Tokens { ranks, name, device, is_trainable, has_adapters: !self.loras.is_empty() }
+    }
+
+    /// The input, if ranks have tokens of their own of it.
+    pub(crate) fn input_tokens(&self) -> Option<Tokens<'_>> {
+        Some(self.tokens(self.part.gathers_input()?, &self.slots.input))
+    }
+
+    /// Quantizes this rank's tokens of `dy` by `quantize`, and gathers it for dgrad and wgrad: see [`Tokens::gather_gradient`].
+    pub(crate) fn gather_gradient(
+        &self,
+        cx: &mut Backward<'_>,
+        core: &LinearCore,
+        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<(Quantized, Option<Tensor>)> {
+        let (origin, dtype, gemms) = (&core.origin, core.dtype, cx.fp8_gemms(&core.origin));
+        let (needs_values, measures) =
+            (self.needs_values(gemms.dgrad, gemms.wgrad), cx.measures_sqnr(origin));
+        let fused = Fused { layer: self.path(), name: "dy", dtype, needs_values, measures };
+        let check = |dy: &Operand| core.output.check_operand(dy);
+        let Some(ranks) = self.part.gathers_output_gradient() else {
+            let slot = self.for_gemms(cx.slot(origin, &self.slots.grad_output)?);
+            let ran = fused.run(&slot, quantize, check)?;
+            return Ok((ran.quantized, ran.rest));
+        };
+        self.tokens(ranks, &self.slots.grad_output).gather_gradient(cx, origin, &fused, quantize, check)
     }
 
     /// Notes that its GEMMs run in high precision under every recipe, so that its weight is not stored in FP8.
@@ -344,18 +470,27 @@ impl Linear {
         output: Option<&SlotName>,
     ) -> Result<(Operand, LinearSaved)> {
         cx.attempt(|cx| {
+            self.part.enter(cx);
             self.check_input(x)?;
             let Entered { x, input_dtype } = precision::enter(cx, self.path(), x, self.parameters())?;
             let gemms = cx.fp8_gemms(&self.slots.input);
-            let operand = ops::quantize(&x, &self.input_slot(cx)?)?;
-            cx.measure_sqnr(&self.slots.input, &x, &operand)?;
-            let needs_values = self.needs_values(gemms.fprop, gemms.wgrad);
-            let quantized = Quantized::new(operand, needs_values, || Ok(x.clone()))?;
-            let (y, core) = self.forward_quantized(cx, &quantized, x.dtype(), input_dtype, output)?;
+            let input = if let Some(tokens) = self.input_tokens() {
+                let needs_values = self.needs_values(gemms.fprop, gemms.wgrad);
+                let (dtype, measures) = (x.dtype(), cx.measures_sqnr());
+                let fused = Fused { layer: self.path(), name: "input", dtype, needs_values, measures };
+                let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&x, slot)?, ()));
+                tokens.gather_input(cx, &fused, quantize, |_| Ok(()))?.0
+            } else {
+                let operand = ops::quantize(&x, &self.input_slot(cx)?)?;
+                cx.measure_sqnr(&self.slots.input, &x, &operand)?;
+                let needs_values = self.needs_values(gemms.fprop, gemms.wgrad);
+                Quantized::new(operand, needs_values, || Ok(x.clone()))?.into()
+            };
+            let (y, core) = self.forward_quantized(cx, &input, *x.shape(), x.dtype(), input_dtype, output)?;
             let saved = if self.saves_original_input && self.weight.is_trainable() {
                 LinearSaved { x: SavedInput::Original { x, snapshot: cx.snapshot() }, core }
             } else {
-                core.with_input(self.for_wgrad(cx, &quantized))
+                core.with_input(self.for_wgrad(cx, input))
             };
             Ok((y, saved))
         })
@@ -373,6 +508,17 @@ impl Linear {
             let core = &saved.core;
             core.output.check(dy)?;
             let dy = ops::cast(dy, core.dtype)?;
+            if self.part.gathers_output_gradient().is_some() {
+                let has_bias = self.bias.is_some();
+                let (quantized, db) = self.gather_gradient(cx, core, |slot| {
+                    if !has_bias {
+                        return Ok((ops::quantize(&dy, slot)?, None));
+                    }
+                    let (operand, db) = ops::quantize_dbias(&dy, slot)?;
+                    Ok((operand, Some(db)))
+                })?;
+                return self.backward_quantized(cx, saved, &quantized, db.as_ref(), grad_input);
+            }
             let gemms = cx.fp8_gemms(&core.origin);
             let slot = self.for_gemms(cx.slot(&core.origin, &self.slots.grad_output)?);
             let (operand, db) = if self.bias.is_some() {

@@ -30,4 +30,6 @@ pub use linear::{Linear, LinearOptions, LinearSaved};
 pub use multihead_attention::{MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved};
 pub use transformer_layer::{TransformerLayer, TransformerLayerOptions, TransformerLayerSaved};
 
+pub(crate) use embedding::vocabulary;
 pub(crate) use layer_norm::NormCore;
+pub(crate) use linear::Part;

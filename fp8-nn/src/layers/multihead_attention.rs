@@ -8,7 +8,8 @@ use crate::arguments::{Argument, Output};
 use crate::kv_cache::CachedLayer;
 use crate::{
     AttentionOptions, Block, Error, InitOptions, LayerNormLinear, Linear, LinearOptions, LinearSaved, Module,
-    NormOptions, Parameter, Result, SequenceInfo, composite, init, parameters, precision,
+    NormOptions, ParallelMode, Parameter, Result, SequenceInfo, TensorParallel, composite, init, parameters,
+    precision,
 };
 use fp8_kernels::ops::{self, Diagonal, RopeTable};
 use fp8_kernels::{DType, Device, Operand, Tensor};
@@ -44,6 +45,10 @@ pub struct MultiheadAttentionOptions {
     /// ([`LayerNormLinearOptions::recompute_norm`](crate::LayerNormLinearOptions::recompute_norm)), and quantizes the attention's
     /// output, which is kept anyway, again for `proj` ([`LinearOptions::save_original_input`]). Default: false.
     pub recompute_norm: bool,
+    /// The ranks that share the layer: each has some heads of queries, and of keys and values. With sequence parallelism, input and output
+    /// are this rank's tokens, `[tokens / ranks, hidden_size]`, and [`SequenceInfo::batch_and_length`] is required. Default: `None`, this
+    /// rank has all of it.
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 impl Default for MultiheadAttentionOptions {
@@ -58,6 +63,7 @@ impl Default for MultiheadAttentionOptions {
             init: InitOptions::default(),
             return_bias: false,
             recompute_norm: false,
+            tensor_parallel: None,
         }
     }
 }
@@ -117,12 +123,14 @@ pub struct MultiheadAttention {
     proj: Linear,
     qk_norm: Option<QkNorm>,
     rope: Option<RopeTable>,
+    /// Those of this rank.
     heads: usize,
     groups: usize,
     head_dim: usize,
+    ranks: Option<TensorParallel>,
 }
 
-composite!(MultiheadAttention { qkv, qk_norm, attention, proj; skip path, rope, heads, groups, head_dim });
+composite!(MultiheadAttention { qkv, qk_norm, attention, proj; skip path, rope, heads, groups, head_dim, ranks });
 
 /// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
@@ -171,7 +179,8 @@ impl MultiheadAttention {
     /// # Errors
     /// A size of 0, heads that do not divide `hidden_size` where `kv_channels` is `None`, groups that do not divide the
     /// heads, an odd head size with RoPE, a softmax scale that is not finite, a dropout outside `[0, 1)`, a
-    /// weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype` that is not a float.
+    /// weight that is too large for a tensor, an ε that is not finite and greater than 0, a `params_dtype` that is not a float; heads or
+    /// groups that the ranks of `tensor_parallel` cannot share evenly.
     pub fn new(
         path: &str,
         options: MultiheadAttentionOptions,
@@ -191,10 +200,12 @@ impl MultiheadAttention {
     ) -> Result<Self> {
         let MultiheadAttentionOptions { hidden_size, attention, input_layernorm, bias, params_dtype, .. } =
             options;
-        let init = options.init;
+        let (init, ranks) = (options.init, options.tensor_parallel);
         let heads = Heads::new(path, hidden_size, &attention)?;
+        let of_rank = heads.of_rank(path, ranks.as_ref())?;
         let (q_width, qkv_width) = (heads.q_width(), heads.q_width() + heads.kv_width());
-        let Heads { heads, groups, head_dim } = heads;
+        let output_parts = heads.widths().to_vec();
+        let Heads { heads, groups, head_dim } = of_rank;
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
         let (base, scaling) = (attention.rope_base, attention.rope_scaling);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
@@ -209,6 +220,8 @@ impl MultiheadAttention {
             bias: options.qkv_bias.unwrap_or(bias),
             params_dtype,
             init_std: init.init_std,
+            tensor_parallel: ranks.clone(),
+            output_parts,
             ..Default::default()
         };
         let proj = LinearOptions {
@@ -219,6 +232,9 @@ impl MultiheadAttention {
             init_std: init.output_layer_init_std,
             return_bias: options.return_bias,
             save_original_input: options.recompute_norm,
+            tensor_parallel: ranks.clone(),
+            parallel_mode: ParallelMode::Row,
+            ..Default::default()
         };
         let norm = input_layernorm.map(|norm| (norm, options.recompute_norm));
         let (qkv_path, proj_path) = (format!("{path}.qkv"), format!("{path}.proj"));
@@ -229,16 +245,17 @@ impl MultiheadAttention {
         Ok(Self {
             path: path.into(),
             qkv: Projection::new(path, "qkv", norm, qkv, device, rng)?,
-            attention: Attention::new(&place, &attention)?,
+            attention: Attention::new(&place, &attention)?.of_rank(ranks.as_ref(), heads),
             proj: Linear::new(&proj_path, proj, device, rng)?,
             qk_norm: attention
                 .qk_norm
-                .map(|norm| QkNorm::new(path, head_dim, norm, params_dtype, device))
+                .map(|norm| QkNorm::new(path, head_dim, norm, params_dtype, ranks.as_ref(), device))
                 .transpose()?,
             rope,
             heads,
             groups,
             head_dim,
+            ranks,
         })
     }
 
@@ -248,18 +265,46 @@ impl MultiheadAttention {
         let [hidden, _] = weight.shape().matrix();
         let longest = self.rope.as_ref().map(|table| table.cos().shape().matrix()[0]);
         let fits = |seq| longest.is_none_or(|longest| info.longest(seq) <= longest);
-        let sizes = match **x.shape() {
-            [batch, seq, last] if last == hidden && fits(seq) => Some([batch, seq]),
+        let tokens = self.tokens(layer, info, hidden)?;
+        let sizes = match (&**x.shape(), tokens) {
+            (&[batch, seq, last], None) if last == hidden && fits(seq) => Some([batch, seq]),
+            (&[tokens, last], Some((of_rank, [batch, seq])))
+                if tokens == of_rank && last == hidden && fits(seq) =>
+            {
+                Some([batch, seq])
+            }
             _ => None,
         };
         let expected = || {
             let limit = longest.map(|longest| format!(" with seq at most {longest}, RoPE's max_seq_length"));
-            format!("[batch, seq, {hidden}]{}", limit.unwrap_or_default())
+            let limit = limit.unwrap_or_default();
+            match tokens {
+                None => format!("[batch, seq, {hidden}]{limit}"),
+                Some((of_rank, [batch, seq])) => {
+                    format!("[{of_rank}, {hidden}], this rank's tokens of [{batch}, {seq}, {hidden}]{limit}")
+                }
+            }
         };
         let argument = Argument::new(layer, "input", x).float()?.on(weight.device())?;
         let sizes = argument.sizes(sizes, expected)?;
         info.check(layer, sizes, weight.device())?;
         Ok(sizes)
+    }
+
+    /// Returns the number of this rank's tokens and `[batch, seq]`, if ranks have tokens of their own.
+    fn tokens(&self, layer: &str, info: &SequenceInfo, hidden: usize) -> Result<Option<(usize, [usize; 2])>> {
+        let Some(ranks) = self.ranks.as_ref().filter(|ranks| ranks.is_sequence_parallel()) else {
+            return Ok(None);
+        };
+        let sizes @ [batch, seq] = info.batch_and_length.ok_or_else(|| Error::Option {
+            part: layer.to_owned(),
+            option: "batch_and_length",
+            value: "None".to_owned(),
+            remedy: "ranks have parts of the tokens (sequence parallelism): set SequenceInfo::batch_and_length to [batch, seq]"
+                .to_owned(),
+        })?;
+        let tokens = batch.saturating_mul(seq);
+        Ok(Some((ranks.tokens_of_rank(layer, tokens, hidden)?, sizes)))
     }
 
     /// Returns the parts of `qkv`.
@@ -432,9 +477,11 @@ impl MultiheadAttention {
             None => (dq, dk),
         };
         let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
-        let flat = |t: &Tensor| {
-            let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
-            t.reshape([batch, seq, heads * d])
+        let is_flat = self.ranks.as_ref().is_some_and(TensorParallel::is_sequence_parallel);
+        let flat = |t: &Tensor| match **t.shape() {
+            [batch, seq, heads, d] if is_flat => t.reshape([batch * seq, heads * d]),
+            [batch, seq, heads, d] => t.reshape([batch, seq, heads * d]),
+            _ => Ok(t.clone()),
         };
         let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
         self.qkv.backward(cx, qkv, &dqkv, dnormed)

@@ -38,8 +38,18 @@ impl Projection {
         let Some((norm, recompute_norm)) = norm else {
             return Linear::new(&linear_path, options, device, rng).map(Self::Plain);
         };
-        let LinearOptions { in_features, out_features, bias, params_dtype, init_std, return_bias, .. } =
-            options;
+        let LinearOptions {
+            in_features,
+            out_features,
+            bias,
+            params_dtype,
+            init_std,
+            return_bias,
+            tensor_parallel,
+            output_parts,
+            save_original_input: _,
+            parallel_mode: _, // a norm reads all features
+        } = options;
         let options = LayerNormLinearOptions {
             in_features,
             out_features,
@@ -49,6 +59,8 @@ impl Projection {
             init_std,
             return_bias,
             recompute_norm,
+            tensor_parallel,
+            output_parts,
         };
         let norm_path = format!("{path}.norm");
         LayerNormLinear::with_paths(&norm_path, &linear_path, options, device, rng).map(Self::Normed)

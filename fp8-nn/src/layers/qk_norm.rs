@@ -1,7 +1,7 @@
 //! Norms of the heads of queries and keys.
 
 use super::layer_norm::NormCore;
-use crate::{NormOptions, Parameter, Result, composite};
+use crate::{NormOptions, Parameter, Placement, Result, TensorParallel, composite};
 use fp8_kernels::ops::NormStats;
 use fp8_kernels::{DType, Device, Tensor};
 use fp8_recipe::Backward;
@@ -29,10 +29,17 @@ impl QkNorm {
         head_dim: usize,
         options: NormOptions,
         params_dtype: DType,
+        ranks: Option<&TensorParallel>,
         device: &Device,
     ) -> Result<Self> {
-        let norm =
-            |name: &str| NormCore::new(&format!("{path}.{name}"), head_dim, options, params_dtype, device);
+        let norm = |name: &str| -> Result<NormCore> {
+            let norm = NormCore::new(&format!("{path}.{name}"), head_dim, options, params_dtype, device)?;
+            // Each rank sums the gradients of its heads.
+            Ok(match ranks {
+                Some(ranks) => norm.placed(&Placement::Partial, ranks),
+                None => norm,
+            })
+        };
         Ok(Self { q_norm: norm("q_norm")?, k_norm: norm("k_norm")? })
     }
 

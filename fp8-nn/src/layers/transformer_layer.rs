@@ -10,7 +10,7 @@ use crate::recompute::{Recomputable, RecomputableSaved, RecomputeSaved};
 use crate::{
     AttentionOptions, Block, Error, InitOptions, LayerNormMlp, LayerNormMlpOptions, LayerNormMlpSaved,
     Module, MultiheadAttention, MultiheadAttentionOptions, MultiheadAttentionSaved, NormOptions,
-    RecomputeLevel, Result, SequenceInfo, composite,
+    RecomputeLevel, Result, SequenceInfo, TensorParallel, composite,
 };
 use fp8_kernels::ops::{self, Activation, NormStats, RopeTable};
 use fp8_kernels::{DType, Device, Tensor};
@@ -69,6 +69,10 @@ pub struct TransformerLayerOptions {
     /// Standard deviations of the initial weights. Default: `InitOptions::default()`, which is 0.023 for all
     /// weights.
     pub init: InitOptions,
+    /// The ranks that share the layer: each has some heads of the attention and some inner features of the MLP. With sequence parallelism,
+    /// input and output are this rank's tokens, `[tokens / ranks, hidden_size]`, and [`SequenceInfo::batch_and_length`] is required.
+    /// Not together with `drop_path_rate` then. Default: `None`, this rank has all of it.
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 impl Default for TransformerLayerOptions {
@@ -90,6 +94,7 @@ impl Default for TransformerLayerOptions {
             qkv_bias: None,
             params_dtype: DType::F32,
             init: InitOptions::default(),
+            tensor_parallel: None,
         }
     }
 }
@@ -190,6 +195,32 @@ impl TransformerLayerOptions {
         }
         Ok(())
     }
+
+    /// The residual additions, with the parts of masks that this rank draws.
+    fn residual(&self, path: &str) -> Result<Residual> {
+        let of_ranks = |rate: Rate| match &self.tensor_parallel {
+            Some(ranks) => rate.of_ranks(ranks),
+            None => rate,
+        };
+        let drop_path = Rate::new(path, "drop_path_rate", self.drop_path_rate)?;
+        let cuts_tokens = self.tensor_parallel.as_ref().is_some_and(TensorParallel::is_sequence_parallel);
+        if cuts_tokens && !drop_path.is_zero() {
+            return Err(Error::Option {
+                part: path.to_owned(),
+                option: "drop_path_rate",
+                value: self.drop_path_rate.to_string(),
+                remedy: "it drops whole sequences, of which ranks have parts (sequence parallelism): expected 0, or \
+                         sequence_parallel = false"
+                    .to_owned(),
+            });
+        }
+        Ok(Residual {
+            hidden: of_ranks(Rate::new(path, "hidden_dropout", self.hidden_dropout)?),
+            path: of_ranks(drop_path),
+            is_f32: self.fp32_residual_connection,
+            params_dtype: self.params_dtype,
+        })
+    }
 }
 
 impl TransformerLayer {
@@ -244,6 +275,7 @@ impl TransformerLayer {
         rng: &mut impl Rng,
     ) -> Result<Self> {
         options.expect_one_order(path)?;
+        let residual = options.residual(path)?;
         let TransformerLayerOptions {
             hidden_size,
             ffn_hidden_size,
@@ -253,23 +285,19 @@ impl TransformerLayer {
             parallel_attention_mlp,
             output_layernorm,
             apply_residual_connection_post_layernorm: adds_normed,
-            fp32_residual_connection,
             recompute,
-            hidden_dropout,
-            drop_path_rate,
             bias,
             qkv_bias,
             params_dtype,
             init,
+            tensor_parallel: ranks,
+            ..
         } = options;
-        let residual = Residual {
-            hidden: Rate::new(path, "hidden_dropout", hidden_dropout)?,
-            path: Rate::new(path, "drop_path_rate", drop_path_rate)?,
-            is_f32: fp32_residual_connection,
-            params_dtype,
-        };
         let input_layernorm = (!output_layernorm).then_some(norm);
-        let output_norm = || NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device);
+        let output_norm = || -> Result<NormCore> {
+            let norm = NormCore::new(&format!("{path}.norm"), hidden_size, norm, params_dtype, device)?;
+            Ok(norm.of_tokens(ranks.as_ref()))
+        };
         // What is computed again as a whole has nothing to leave out.
         let again = |whole: RecomputeLevel, part: RecomputeLevel| {
             recompute >= part && recompute < whole.min(RecomputeLevel::Block)
@@ -284,6 +312,7 @@ impl TransformerLayer {
             init,
             return_bias: false,
             recompute_norm: again(RecomputeLevel::Attention, RecomputeLevel::Norm),
+            tensor_parallel: ranks.clone(),
         };
         let mlp = LayerNormMlpOptions {
             hidden_size,
@@ -296,6 +325,7 @@ impl TransformerLayer {
             return_bias: false,
             recompute_norm: again(RecomputeLevel::Mlp, RecomputeLevel::Norm),
             recompute_activation: again(RecomputeLevel::Mlp, RecomputeLevel::Activation),
+            tensor_parallel: ranks.clone(),
         };
         let attention_path = format!("{path}.attention");
         let attention = MultiheadAttention::with_table(&attention_path, attention, table, device, rng)?;

@@ -25,7 +25,9 @@ use std::fmt;
 ///
 /// The random numbers are those of Philox4x32-10. Their key is the FNV-1a hash of the parameter's name, and their counter is
 /// made of the step's number and the element: see [`optimizer_step`](fp8_kernels::ops::optimizer_step). So
-/// training continues with the same bits after a checkpoint, on any number of threads and ranks, and on another backend.
+/// training continues with the same bits after a checkpoint, on any number of threads and data-parallel ranks, and on
+/// another backend. Of a parameter that is cut (tensor parallelism), each rank numbers the elements of its own part, so the rounding
+/// depends on the number of ranks.
 ///
 /// Rounding makes v fluctuate. With gradients of normal noise, 90 % of all √v in FP8 are 0.81 to 1.19 times what they would be in f32
 /// for the default `beta2` of 0.95, and 0.76 to 1.25 times for 0.999; in bf16 0.99 to 1.01 times and 0.94 to 1.05 times. E5M2 was tried

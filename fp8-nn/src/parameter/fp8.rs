@@ -19,6 +19,10 @@ pub(crate) type StoredPart<'a> = (&'static str, &'a Tensor);
 /// The suffix of the dequantization factors' name in files.
 pub(crate) const SCALE_INV: &str = "_scale_inv";
 
+/// The remedy for a weight of which each rank has a part.
+pub(crate) const NOT_CUT: &str =
+    "weights stored in FP8 would have scales of their own on each rank: keep it in high precision";
+
 impl Fp8Value {
     pub(super) fn new(codes: Fp8Tensor, quantizer: WeightQuantizer, dtype: DType) -> Self {
         let value = Self { codes, quantizer, dtype };

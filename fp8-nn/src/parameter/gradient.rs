@@ -172,6 +172,15 @@ impl Gradient {
         }
     }
 
+    /// Returns an error if something was added that was not summed over the group with this id.
+    pub(crate) fn expect_summed(&self, parameter: &Arc<str>, group: &str) -> Result<()> {
+        let notes = self.notes();
+        if notes.awaits_step && !notes.summed_over.iter().any(|summed| **summed == *group) {
+            return Err(Error::PartialGradient { parameter: parameter.clone(), group: group.to_owned() });
+        }
+        Ok(())
+    }
+
     /// Returns the notes. A tensor that the caller has put in place of another one starts with new ones.
     fn notes(&self) -> MutexGuard<'_, Notes> {
         let mut notes = lock(&self.notes);

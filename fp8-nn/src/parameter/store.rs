@@ -1,6 +1,6 @@
 //! Storing a parameter's value in FP8.
 
-use super::fp8::{Fp8Value, StoredPart, overwrite_codes};
+use super::fp8::{Fp8Value, NOT_CUT, StoredPart, overwrite_codes};
 use super::{Parameter, SCALE_INV, Value};
 use crate::Result;
 use crate::arguments::Argument;
@@ -49,10 +49,12 @@ impl Parameter {
     /// ```
     ///
     /// # Errors
-    /// Codes of another shape than the parameter's, or on another device; a step that is being recorded.
+    /// Codes of another shape than the parameter's, or on another device; a parameter that is [cut over ranks](crate::Placement::Cut); a
+    /// step that is being recorded.
     pub fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) -> Result<()> {
         let remedy = "store weights in FP8 before a step is recorded";
         self.device().expect_eager("store_codes", remedy)?;
+        self.expect_whole("store_codes", NOT_CUT)?;
         let name = self.name.clone();
         let argument = Argument::codes(&name, "codes", &codes).on(self.device())?;
         argument.shape(codes.shape() == self.shape(), || format!("{}, the parameter's", self.shape()))?;

@@ -171,7 +171,7 @@ fn train_here(options: &GptOptions, seed: u64, recipe: Option<&Recipe>, optimize
         vocab_size: 128,
         layer: TransformerLayerOptions {
             attention: AttentionOptions { max_seq_length: SEQ, ..options.layer.attention },
-            ..options.layer
+            ..options.layer.clone()
         },
         ..options.clone()
     };

@@ -155,20 +155,20 @@ fn every_gradient_that_a_scope_fills_is_noted() {
                         qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
                         ..small.layer.attention
                     },
-                    ..small.layer
+                    ..small.layer.clone()
                 },
                 ..small.clone()
             }),
             of(GptOptions {
                 tie_word_embeddings: true,
-                layer: TransformerLayerOptions { recompute: RecomputeLevel::Block, ..small.layer },
+                layer: TransformerLayerOptions { recompute: RecomputeLevel::Block, ..small.layer.clone() },
                 ..small.clone()
             }),
             of(GptOptions {
                 layer: TransformerLayerOptions {
                     attention: AttentionOptions { fp8_mha: Some(true), ..small.layer.attention },
                     recompute: RecomputeLevel::Norm,
-                    ..small.layer
+                    ..small.layer.clone()
                 },
                 ..small
             }),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 mod gradients;
 mod ranks;
+mod tensor_parallel;
 mod weights;
 
 type Group = Arc<dyn ProcessGroup>;

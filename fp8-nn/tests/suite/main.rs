@@ -13,6 +13,7 @@ mod interruptions;
 mod one_process;
 mod options;
 mod oracle;
+mod parallel;
 mod sizes;
 mod spikes;
 mod texts;

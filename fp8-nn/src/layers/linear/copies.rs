@@ -101,7 +101,7 @@ impl Case {
         let (input, weight, y, saved) = scaling.in_autocast(recipe, forward).unwrap();
         let kept_input = match &saved.x {
             SavedInput::Operand(x) => form(x),
-            SavedInput::Original { .. } => "values",
+            SavedInput::Original { .. } | SavedInput::Shard(_) => "values",
             SavedInput::Unneeded => "nothing",
         };
         let kept_weight = form(&saved.core.w);

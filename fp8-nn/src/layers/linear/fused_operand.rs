@@ -34,15 +34,7 @@ impl Fused<'_> {
         mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
         check: impl Fn(&Operand) -> Result<()>,
     ) -> Result<Ran<T>> {
-        let mut checked = |slot: &Slot<'_>| {
-            let (operand, rest) = quantize(slot)?;
-            check(&operand)?;
-            self.check_slot(&operand, slot)?;
-            match operand {
-                Operand::High(values) => Ok((Operand::High(ops::cast(&values, self.dtype)?), rest)),
-                operand => Ok::<_, Error>((operand, rest)),
-            }
-        };
+        let mut checked = |slot: &Slot<'_>| self.checked(slot, &mut quantize, &check);
         let (operand, rest) = checked(slot)?;
         let mut compute = || Ok(checked(&Slot::off(slot.encoding))?.0.dequantize(self.dtype)?);
         let values = (self.measures && operand.is_fp8()).then(&mut compute).transpose()?;
@@ -51,6 +43,22 @@ impl Fused<'_> {
             None => compute(),
         })?;
         Ok(Ran { quantized, values, rest })
+    }
+
+    /// Calls `quantize` once. Values come in the layer's dtype.
+    pub(crate) fn checked<T>(
+        &self,
+        slot: &Slot<'_>,
+        quantize: &mut impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
+        check: &impl Fn(&Operand) -> Result<()>,
+    ) -> Result<(Operand, T)> {
+        let (operand, rest) = quantize(slot)?;
+        check(&operand)?;
+        self.check_slot(&operand, slot)?;
+        match operand {
+            Operand::High(values) => Ok((Operand::High(ops::cast(&values, self.dtype)?), rest)),
+            operand => Ok((operand, rest)),
+        }
     }
 
     /// Refuses an operand in another format than the slot's, which another slot must have quantized.

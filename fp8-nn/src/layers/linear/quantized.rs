@@ -26,6 +26,11 @@ impl Quantized {
         Ok(Self { operand, high })
     }
 
+    /// Takes both.
+    pub(crate) const fn with_values(operand: Operand, high: Option<Tensor>) -> Self {
+        Self { operand, high }
+    }
+
     /// Returns the operand as it was quantized.
     pub(crate) fn operand(&self) -> &Operand {
         &self.operand

@@ -266,7 +266,7 @@ fn of_the_loss_of_other_decoders() {
             bias: false,
             activation: Activation::Swiglu,
             norm: NormOptions { normalization: Norm::RmsNorm, ..plain.layer.norm },
-            ..plain.layer
+            ..plain.layer.clone()
         },
         ..plain
     };

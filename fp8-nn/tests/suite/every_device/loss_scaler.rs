@@ -476,11 +476,12 @@ fn parameters_in_f16_work_in_every_layer() {
     compare("Recompute", |params_dtype| Recompute::new(block(params_dtype)), inputs, halves);
     let norms = NormLayerOptions { hidden_size: 32, ..Default::default() };
     let layer_norm = |params_dtype| {
-        LayerNorm::new("norm", &NormLayerOptions { params_dtype, ..norms }, &device()).unwrap()
+        LayerNorm::new("norm", &NormLayerOptions { params_dtype, ..norms.clone() }, &device()).unwrap()
     };
     compare("LayerNorm", layer_norm, inputs, halves);
-    let rms_norm =
-        |params_dtype| RmsNorm::new("norm", &NormLayerOptions { params_dtype, ..norms }, &device()).unwrap();
+    let rms_norm = |params_dtype| {
+        RmsNorm::new("norm", &NormLayerOptions { params_dtype, ..norms.clone() }, &device()).unwrap()
+    };
     compare("RmsNorm", rms_norm, inputs, halves);
 }
 

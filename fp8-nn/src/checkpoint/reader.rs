@@ -1,92 +1,19 @@
-//! Safetensors files: written atomically, read with every expectation checked, one tensor in memory at a time.
+//! Safetensors files that are read with every expectation checked, one tensor in memory at a time.
 
-use super::stream::{Elements, Header, HeaderError, file_dtype};
-use crate::{Error, Result};
-use fp8_kernels::{AtomicFile, DType, Device, Shape, Tensor, bf16, f16};
-use safetensors::tensor::{Dtype, TensorInfo};
-use std::borrow::Cow;
+use super::stream::{Header, HeaderError, file_dtype};
+use crate::{Cut, Error, Result};
+use fp8_dist::StateDigest;
+use fp8_kernels::{DType, Device, Element, Shape, Tensor, bf16, f16};
+use safetensors::tensor::Dtype;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher as _};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// Bytes that are converted at a time.
 const CHUNK: usize = 1 << 20;
-
-/// Tensors and metadata that will be written to a file. The tensors share their storage with the model's.
-#[derive(Debug, Default)]
-pub(super) struct Writer {
-    tensors: BTreeMap<String, Source>,
-    header: Header,
-}
-
-/// The source of a tensor's elements.
-#[derive(Debug)]
-enum Source {
-    Tensor(Tensor),
-    Floats(Vec<f32>),
-}
-
-impl Writer {
-    pub(super) fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        self.tensor_as(name, file_dtype(tensor.dtype()), tensor)
-    }
-
-    /// Adds a tensor whose elements have this dtype in the file, such as the codes of FP8 in a tensor of u8.
-    pub(super) fn tensor_as(&mut self, name: &str, dtype: Dtype, tensor: &Tensor) -> Result<()> {
-        let shape = tensor.shape().to_vec();
-        match self.tensors.insert(name.to_owned(), Source::Tensor(tensor.clone())) {
-            None => {
-                self.describe(name, dtype, shape);
-                Ok(())
-            }
-            Some(_) => Err(Error::DuplicateParameter(name.into())),
-        }
-    }
-
-    pub(super) fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
-        self.tensors.insert(name.to_owned(), Source::Floats(values.to_vec()));
-        self.describe(name, Dtype::F32, shape.to_vec());
-    }
-
-    pub(super) fn metadata(&mut self, key: &str, value: &str) {
-        self.header.metadata.insert(key.to_owned(), value.to_owned());
-    }
-
-    fn describe(&mut self, name: &str, dtype: Dtype, shape: Vec<usize>) {
-        self.header.tensors.insert(name.to_owned(), TensorInfo { dtype, shape, data_offsets: (0, 0) });
-    }
-
-    /// Writes everything to a temporary file, which then replaces the file at `path`.
-    pub(super) fn save(mut self, path: &Path) -> Result<()> {
-        let io = |source| Error::Io { path: path.to_owned(), source };
-        let unwritable = |why: &dyn std::fmt::Display| Error::Checkpoint {
-            path: path.to_owned(),
-            problem: format!("cannot be written as safetensors: {why}"),
-        };
-        // Readers of other libraries refuse files without it.
-        self.metadata("format", "pt");
-        let order = self.header.layout();
-        let order = order.ok_or_else(|| unwritable(&"its tensors have too many bytes to count"))?;
-        let header = self.header.to_bytes().map_err(|why| unwritable(&why))?;
-        let mut file = AtomicFile::create(path).map_err(io)?;
-        file.write_all(&header).map_err(io)?;
-        for name in order {
-            match self.tensors.remove(&name) {
-                Some(Source::Tensor(tensor)) => {
-                    Elements::of(&tensor)?.write(&mut file).map_err(io)?;
-                }
-                Some(Source::Floats(values)) => {
-                    Elements::F32(Cow::Borrowed(&values)).write(&mut file).map_err(io)?;
-                }
-                None => {}
-            }
-        }
-        file.commit().map_err(io)
-    }
-}
 
 /// Returns the name of a dtype in errors: that of the library, if it has the dtype.
 fn dtype_name(dtype: Dtype) -> String {
@@ -190,14 +117,38 @@ impl<'a> Reader<'a> {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        self.expect_tensor_as(name, shape, stored)?;
-        Ok(match dtype {
-            DType::F32 => Tensor::from_vec(self.values(name, f32::from_le_bytes)?, *shape, device)?,
-            DType::BF16 => Tensor::from_vec(self.values(name, bf16::from_le_bytes)?, *shape, device)?,
-            DType::F16 => Tensor::from_vec(self.values(name, f16::from_le_bytes)?, *shape, device)?,
-            DType::I32 => Tensor::from_vec(self.values(name, i32::from_le_bytes)?, *shape, device)?,
-            DType::U8 => Tensor::from_vec(self.values(name, u8::from_le_bytes)?, *shape, device)?,
-        })
+        self.part_as(name, shape, None, stored, dtype, device)
+    }
+
+    /// [`tensor_as`](Self::tensor_as) for this rank's part of a tensor of shape `whole`, if there is a `cut`.
+    pub(super) fn part_as(
+        &self,
+        name: &str,
+        whole: &Shape,
+        cut: Option<&Cut>,
+        stored: Dtype,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        fn of<T: Element>(
+            elements: Vec<T>,
+            whole: &Shape,
+            cut: Option<&Cut>,
+            device: &Device,
+        ) -> Result<Tensor> {
+            Ok(match cut {
+                None => Tensor::from_vec(elements, *whole, device)?,
+                Some(cut) => Tensor::from_vec(cut.part_of(&elements), cut.shape(), device)?,
+            })
+        }
+        self.expect_tensor_as(name, whole, stored)?;
+        match dtype {
+            DType::F32 => of(self.values(name, f32::from_le_bytes)?, whole, cut, device),
+            DType::BF16 => of(self.values(name, bf16::from_le_bytes)?, whole, cut, device),
+            DType::F16 => of(self.values(name, f16::from_le_bytes)?, whole, cut, device),
+            DType::I32 => of(self.values(name, i32::from_le_bytes)?, whole, cut, device),
+            DType::U8 => of(self.values(name, u8::from_le_bytes)?, whole, cut, device),
+        }
     }
 
     /// f32 values of a tensor of any shape, and the shape.
@@ -242,6 +193,18 @@ impl<'a> Reader<'a> {
         let hash = self.chunks(name, |_| {})?;
         self.hashes.borrow_mut().insert(name.to_owned(), hash);
         Ok(())
+    }
+
+    /// Digests of the tensors that were read, and of the metadata, for ranks to compare.
+    pub(super) fn digests(&self) -> Vec<StateDigest> {
+        let hashes = self.hashes.borrow();
+        let metadata = self.header.metadata.iter();
+        let metadata =
+            metadata.map(|(key, value)| StateDigest::new(format!("metadata `{key}` of the file"), [value]));
+        let tensor = |(name, hash): (&String, &u64)| {
+            StateDigest::new(format!("tensor `{name}` of the file"), [hash.to_le_bytes()])
+        };
+        hashes.iter().map(tensor).chain(metadata).collect()
     }
 
     /// The hash of a tensor's bytes, since [`read_through`](Self::read_through).
@@ -305,6 +268,7 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::writer::Writer;
     use super::*;
 
     fn written(path: &Path) -> Tensor {
