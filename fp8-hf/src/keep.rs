@@ -222,17 +222,24 @@ fn dequantized(parameter: &Parameter, why: &'static str) -> bool {
     false
 }
 
-/// Returns an error for a model that is to be trained.
-pub(super) fn expect_frozen(layer: &str, trainable: bool) -> Result<()> {
-    if !trainable {
-        return Ok(());
+/// Returns an error for a model that is to be trained, or whose layers are cut: codes and factors are those of whole weights.
+pub(super) fn expect_keepable(path: &str, trainable: bool, is_cut: bool) -> Result<()> {
+    let refused = |value: &str, remedy: &str| {
+        let (part, value, remedy) = (path.to_owned(), value.to_owned(), remedy.to_owned());
+        Err(Error::Option { part, option: "fp8", value, remedy })
+    };
+    if trainable {
+        return refused(
+            "Keep with trainable",
+            "an optimizer needs values that are finer than codes: use Fp8Weights::Dequantize, and AdamW::quantize_weights to store \
+             weights in FP8 while they are trained",
+        );
     }
-    Err(Error::Option {
-        part: layer.to_owned(),
-        option: "fp8",
-        value: "Keep with trainable".to_owned(),
-        remedy: "an optimizer needs values that are finer than codes: use Fp8Weights::Dequantize, and \
-                 AdamW::quantize_weights to store weights in FP8 while they are trained"
-            .to_owned(),
-    })
+    if is_cut {
+        return refused(
+            "Keep with tensor_parallel",
+            "the codes of a file are those of whole weights: use Fp8Weights::Dequantize",
+        );
+    }
+    Ok(())
 }

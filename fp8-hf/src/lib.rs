@@ -25,6 +25,7 @@ mod keep;
 mod model;
 mod output;
 mod parameter_source;
+mod part;
 mod plan;
 mod positioned;
 mod quantize;
@@ -50,6 +51,7 @@ mod train_run;
 mod trainer;
 mod values;
 mod weights;
+mod wholes;
 
 pub use adapter::{Adapter, LoraTargets, Survival, save_adapter};
 pub use atomic_folder::AtomicFolder;

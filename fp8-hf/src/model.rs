@@ -1,18 +1,20 @@
 //! A folder as a model: which parameter holds which tensors.
 
-use super::keep::{Fp8Weights, Keeper, expect_frozen};
+use super::keep::{Fp8Weights, Keeper, expect_keepable};
 use super::parameter_source::ParameterSource;
+use super::part::Part;
 use super::save_model::TABLE;
 use super::{Config, Folder};
 use crate::{Error, Result};
 use fp8_kernels::{DType, Device, Tensor, ops};
 use fp8_nn::{
-    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, RecomputeLevel,
+    AttentionOptions, Gpt, GptOptions, InitOptions, NormOptions, Parameter, RecomputeLevel, TensorParallel,
     TransformerLayerOptions, frozen, parameters_mut,
 };
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Options of [`Folder::load`], which makes a model.
 ///
@@ -39,6 +41,9 @@ pub struct LoadOptions {
     pub fp8: Fp8Weights,
     /// The part of each block that backward recomputes. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
+    /// The ranks that share the layers of the model, of which each reads its part. Rows of a tensor are read alone; for columns, whole
+    /// rows are read, a few at a time. FP8 weights are dequantized. Default: `None`, whole layers.
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 impl Default for LoadOptions {
@@ -50,6 +55,7 @@ impl Default for LoadOptions {
             max_seq_length: None,
             fp8: Fp8Weights::Dequantize,
             recompute: RecomputeLevel::None,
+            tensor_parallel: None,
         }
     }
 }
@@ -221,7 +227,8 @@ impl Folder {
     ///
     /// # Errors
     /// A `max_seq_length` beyond learned positions; a tied model whose files have a head that is not the embedding; FP8
-    /// weights that are kept in a model that will be trained; a file that cannot be read; a device that is out of memory.
+    /// weights that are kept in a model that will be trained, or whose layers ranks share; sizes that the ranks cannot share evenly; a
+    /// file that cannot be read; a device that is out of memory.
     pub fn load(&self, options: &LoadOptions, device: &Device) -> Result<Gpt> {
         self.load_parts(options, device, &|_| true)
     }
@@ -249,9 +256,10 @@ impl Folder {
         gpt.layer.params_dtype = options.params_dtype;
         gpt.layer.init = NOT_DRAWN;
         gpt.layer.recompute = options.recompute;
+        gpt.layer.tensor_parallel = options.tensor_parallel.clone();
         let keeps = options.fp8 == Fp8Weights::Keep && !self.quantized.is_empty();
         if keeps {
-            expect_frozen(&options.path, options.trainable)?;
+            expect_keepable(&options.path, options.trainable, options.tensor_parallel.is_some())?;
         }
         let new = || Gpt::new(&options.path, &gpt, device, &mut ChaCha8Rng::seed_from_u64(0));
         let mut model = if options.trainable { new()? } else { frozen(new)? };
@@ -275,8 +283,9 @@ impl Folder {
         Ok(model)
     }
 
-    /// Replaces the value of a parameter by its tensors.
+    /// Replaces the value of a parameter by its tensors, or by this rank's part of them.
     pub(super) fn read_into(&self, parameter: &mut Parameter, source: &ParameterSource) -> Result<()> {
+        let part = Part::new(parameter, source);
         if parameter.device().is_same(&Device::cpu())
             && parameter.dtype() == DType::F32
             && !source.is_transposed
@@ -284,7 +293,7 @@ impl Folder {
             let name = parameter.name().clone();
             let mut filled = Ok(());
             parameter.update(|tensor, _| {
-                filled = self.fill(source, tensor.as_mut_slice(&name)?);
+                filled = self.fill(source, &part, tensor.as_mut_slice(&name)?);
                 Ok(())
             })?;
             return filled;
@@ -297,7 +306,7 @@ impl Folder {
             fp8_kernels::Error::HostAllocation { op, bytes }
         })?;
         values.resize(count, 0.0);
-        self.fill(source, &mut values)?;
+        self.fill(source, &part, &mut values)?;
         let (shape, device) = (*parameter.shape(), parameter.device().clone());
         let value = if source.is_transposed {
             let [rows, cols] = shape.matrix();
@@ -308,17 +317,28 @@ impl Folder {
         let value = ops::cast(&value, parameter.dtype())?;
         Ok(parameter.set(value)?)
     }
-    /// Reads the tensors of a parameter, one after the other.
-    fn fill(&self, source: &ParameterSource, values: &mut [f32]) -> Result<()> {
-        let mut rest = values;
+
+    /// Reads a part of the tensors of a parameter, one after the other.
+    fn fill(&self, source: &ParameterSource, part: &Part, values: &mut [f32]) -> Result<()> {
+        let (mut done, mut first) = (0, 0);
         for tensor in &source.tensors {
             let name = self.stored(tensor);
-            let count: usize = self.info(name)?.shape.iter().product();
-            let (part, behind) = rest.split_at_mut_checked(count).ok_or_else(|| {
-                self.problem(format!("`{name}` has {count} elements, more than `{}`", source.parameter))
-            })?;
-            self.read_to(name, part)?;
-            rest = behind;
+            let [height, width] = self.info(name)?.matrix();
+            let rows = part.rows(first, height);
+            let columns = part.columns(width);
+            first += height;
+            let row: usize = columns.iter().map(Range::len).sum();
+            for rows in rows {
+                let count = rows.len() * row;
+                let own = values.get_mut(done..).and_then(|rest| rest.get_mut(..count)).ok_or_else(|| {
+                    self.problem(format!("`{name}` has {count} elements, more than `{}`", source.parameter))
+                })?;
+                match &*columns {
+                    [all] if all.len() == width => self.read_to(name, rows, own)?,
+                    some => self.read_columns_to(name, rows, some, own)?,
+                }
+                done += count;
+            }
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use super::output::{Copy, Entry, Layout};
 use super::save::{CHUNK, file_names};
 use super::source::{ModelSource, Source};
 use super::targets::{Target, float, rounded, targets};
+use super::wholes::on_first;
 use crate::{Error, Result};
 use fp8_kernels::DType;
 use fp8_nn::Gpt;
@@ -29,6 +30,9 @@ pub(super) const TABLE: &str = "embedding.weight";
 ///
 /// Tensors are written one by one, in files of up to 5 GB: this needs memory for one parameter besides the model. The folder
 /// appears whole or not at all ([`AtomicFolder`](crate::AtomicFolder)). [`Folder::save_model`] keeps what did not change.
+///
+/// The ranks that share the layers of a model (`LoadOptions::tensor_parallel`) call it together, those of one replica. The first
+/// one writes, byte for byte what one process would write, and all have memory for one whole parameter.
 ///
 /// ```
 /// use fp8_hf::{self as hf, Config, Folder, LoadOptions};
@@ -55,9 +59,11 @@ pub(super) const TABLE: &str = "embedding.weight";
 /// # Errors
 /// [`Error::File`] for a model whose parameters are not those of `config`, for a finite value that the dtype cannot hold,
 /// such as 70000 in f16, and if something exists at `out`; [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a
-/// file cannot be written. Nothing is left at `out` then.
+/// file cannot be written; [`Error::Rank`] on other ranks than the first if that fails. Nothing is left at `out` then.
 pub fn save_model(out: &Path, config: &Config, model: &Gpt, dtype: Option<DType>) -> Result<()> {
-    write_new(out, config, &ModelSource::new(model), dtype, None, &Monitor::default()).map(drop)
+    on_first(model, &writing(out), |wholes| {
+        write_new(out, config, &ModelSource::new(model, wholes), dtype, None, &Monitor::default()).map(drop)
+    })
 }
 
 /// Writes a new folder from any source, with the other files of the folder `carried`. Returns the bytes of all tensors.
@@ -115,7 +121,8 @@ impl Folder {
     /// the folder is written without FP8: [`quantize`](super::quantize) it again. `config.json` says so. All other files, such
     /// as the tokenizer, are copied.
     ///
-    /// Tensors are written one by one, which needs memory for one parameter besides the model.
+    /// Tensors are written one by one, which needs memory for one parameter besides the model. Ranks that share the layers of a model
+    /// call it together: see [`save_model`](super::save_model).
     ///
     /// ```
     /// # use fp8_hf::{self as hf, Config, Folder, LoadOptions};
@@ -146,13 +153,16 @@ impl Folder {
     /// [`Error::File`] for a model whose parameters are not those of the configuration, for a tied model whose files have a
     /// head that is not the embedding, for a finite value that its dtype cannot hold, and if something exists at `out`;
     /// [`Error::Option`] for a dtype that is no float; [`Error::Io`] if a file cannot be read or written. Nothing is left at
-    /// `out` then.
+    /// `out` then. [`Error::Rank`] on other ranks than the first if that fails.
     pub fn save_model(&self, out: &Path, model: &Gpt, dtype: Option<DType>) -> Result<()> {
+        on_first(model, &writing(out), |wholes| self.save_from(out, &ModelSource::new(model, wholes), dtype))
+    }
+
+    fn save_from(&self, out: &Path, source: &ModelSource<'_>, dtype: Option<DType>) -> Result<()> {
         expect_float("save_model", dtype)?;
         self.expect_tied()?;
-        let source = ModelSource::new(model);
-        let targets = self.stored_targets(&source)?;
-        let keeps_fp8 = self.keeps_fp8(&targets, &source)?;
+        let targets = self.stored_targets(source)?;
+        let keeps_fp8 = self.keeps_fp8(&targets, source)?;
         let main = self.main_dtype();
         // `None` is a tensor that keeps its bytes.
         let (mut entries, mut fates) = (Vec::new(), Vec::new());
@@ -168,7 +178,7 @@ impl Folder {
                     let written = dtype.or(stored).unwrap_or(main);
                     let keeps = stored == Some(written)
                         && is_rounded(written, target.info.exact)
-                        && self.is_unchanged(name, target, &source)?;
+                        && self.is_unchanged(name, target, source)?;
                     if keeps { None } else { Some((target, written)) }
                 }
             };
@@ -197,7 +207,7 @@ impl Folder {
                             path: out.to_owned(),
                             problem: format!("`{name}` {text}"),
                         };
-                        target.write(&source, &output, spot, *dtype, &named, &|_| Ok(()))?;
+                        target.write(source, &output, spot, *dtype, &named, &|_| Ok(()))?;
                     }
                     None => {
                         for copy in Copy::parts(&self.weights, name, spot, CHUNK) {
@@ -256,6 +266,11 @@ impl Folder {
 /// values gives the bytes of the file where nothing changed.
 fn is_rounded(file: DType, parameter: DType) -> bool {
     file != parameter && parameter != DType::F32
+}
+
+/// Names the work of the first of several ranks, for the others.
+pub(super) fn writing(out: &Path) -> String {
+    format!("writing {}", out.display())
 }
 
 fn entry(file: String, name: &str, target: &Target, dtype: DType) -> Entry {

@@ -1,10 +1,10 @@
 //! The values of parameters for a folder that is written, wherever they are.
 
+use super::wholes::Wholes;
 use crate::{Error, Result};
 use fp8_kernels::{DType, Device};
 use fp8_nn::checkpoint::stream::Elements;
 use fp8_nn::{Gpt, Parameter, parameters};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -39,18 +39,19 @@ pub(super) struct Info {
     pub(super) is_by_row: bool,
 }
 
-/// The parameters of a model.
+/// The parameters of a model, whole, also those of which this rank has a part.
 pub(super) struct ModelSource<'a> {
     parameters: BTreeMap<&'a str, &'a Parameter>,
+    wholes: &'a Wholes<'a>,
 }
 
 impl<'a> ModelSource<'a> {
-    pub(super) fn new(model: &'a Gpt) -> Self {
+    pub(super) fn new(model: &'a Gpt, wholes: &'a Wholes<'a>) -> Self {
         let behind = |parameter: &'a Parameter| {
             let name = parameter.name().strip_prefix(model.path()).and_then(|name| name.strip_prefix('.'));
             (name.unwrap_or(parameter.name()), parameter)
         };
-        Self { parameters: parameters(model).into_iter().map(behind).collect() }
+        Self { parameters: parameters(model).into_iter().map(behind).collect(), wholes }
     }
 
     fn get(&self, name: &str) -> Result<&'a Parameter> {
@@ -69,7 +70,7 @@ impl Source for ModelSource<'_> {
         let parameter = self.parameters.get(parameter)?;
         let is_fp8 = parameter.fp8().is_some();
         Some(Info {
-            shape: parameter.shape().to_vec(),
+            shape: parameter.global_shape().to_vec(),
             dtype: parameter.dtype(),
             exact: if is_fp8 { DType::F32 } else { parameter.dtype() },
             is_by_row: !is_fp8 && parameter.device().is_same(&Device::cpu()),
@@ -77,11 +78,7 @@ impl Source for ModelSource<'_> {
     }
 
     fn rows(&self, parameter: &str, rows: Range<usize>) -> Result<Vec<f32>> {
-        let parameter = self.get(parameter)?;
-        let tensor = match parameter.fp8() {
-            None => Cow::Borrowed(parameter.tensor()),
-            Some(_) => Cow::Owned(parameter.values(DType::F32)?),
-        };
+        let tensor = self.wholes.value(self.get(parameter)?)?;
         let cols = tensor.numel() / tensor.shape().first().copied().unwrap_or(1).max(1);
         let range = rows.start * cols..rows.end * cols;
         Ok(match Elements::of(&tensor)? {

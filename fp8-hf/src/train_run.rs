@@ -37,7 +37,7 @@ const FINAL: &str = "final";
 /// | `final/` | the result: an adapter as peft stores it, or a folder as the model's |
 ///
 /// A step, its sequences and its learning rate depend on its number alone, so that a resumed run goes on bit for bit, also with another
-/// number of threads. On another number of ranks it sees the same sequences, and sums round differently.
+/// number of threads. On another number or [layout](crate::TrainRanks) of ranks it sees the same sequences, and sums round differently.
 ///
 /// ```
 /// use fp8_hf::data::Sequence;
@@ -340,6 +340,7 @@ impl TrainRun {
         let seconds = start.elapsed().as_secs_f64();
         self.done = number;
         let mut record = TrainRecord {
+            layout: self.trainer.layout(),
             step: number,
             epoch: number as f64 / self.steps.of_epoch() as f64,
             loss: step.loss,
@@ -434,14 +435,12 @@ impl TrainRun {
     pub fn save_checkpoint(&mut self) -> Result<()> {
         let dir = self.checkpoints.dir(self.done);
         let metadata = self.metadata();
-        let saved = match self.trainer.is_first() {
-            true => self
-                .trainer
-                .save_checkpoint(&dir, &metadata)
-                .and_then(|()| self.checkpoints.prune(self.options.keep, self.best.map(|(step, _)| step))),
+        self.trainer.save_checkpoint(&dir, &metadata)?;
+        let pruned = match self.trainer.is_first() {
+            true => self.checkpoints.prune(self.options.keep, self.best.map(|(step, _)| step)),
             false => Ok(()),
         };
-        self.trainer.all_of("writing a checkpoint", saved)?;
+        self.trainer.all_of("removing old checkpoints", pruned)?;
         self.saved = (self.done, Instant::now());
         Ok(())
     }
@@ -455,7 +454,8 @@ impl TrainRun {
         self.finish_with(&mut |trainer, out| trainer.save_result(out, dtype))
     }
 
-    /// Does as [`finish`](Self::finish), with a result that `write` writes to the path that it is given, on the first rank.
+    /// Does as [`finish`](Self::finish), with a result that `write` writes to the path that it is given. All ranks call it, so that it can
+    /// call [`Trainer::save_result`]; what else it does is for the first ([`Trainer::is_first`]).
     ///
     /// # Errors
     /// Those of `write`; a rank that left or failed.
@@ -468,10 +468,11 @@ impl TrainRun {
         }
         let out = self.out.join(FINAL);
         let has_files = fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
-        let written = match self.trainer.is_first() {
-            true if has_files => self.trainer.expect_result(&out),
-            true => write(&mut self.trainer, &out),
-            false => Ok(()),
+        let is_first = self.trainer.is_first();
+        let written = match self.trainer.any(is_first && has_files)? {
+            true if is_first => self.trainer.expect_result(&out),
+            true => Ok(()),
+            false => write(&mut self.trainer, &out),
         };
         self.trainer.all_of("writing the result", written)?;
         Ok(out)

@@ -14,8 +14,8 @@ use exchange::Exchange;
 use fp8_kernels::ops::{CrossEntropyOptions, LossScale, LossScaleState};
 use fp8_kernels::{DType, Device, Graph, MemoryUse, Tensor};
 use fp8_nn::{
-    AnyOptimizer, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, Optimizer as _, frozen,
-    num_parameters, parameters, quantize_weights, zero_grad,
+    AnyOptimizer, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, Optimizer as _,
+    TensorParallel, frozen, parameters, quantize_weights, zero_grad,
 };
 use fp8_recipe::{AutocastOptions, Scaling};
 use micro_batch::{MicroBatch, Tokens};
@@ -31,11 +31,12 @@ const EAGER_STEPS: u32 = 2;
 /// A model in training, whole or by an adapter, with its optimizer and scaling state, on one device or one of several ranks.
 ///
 /// The loss of a step is the sum of −ln p over all learned targets of its sequences, divided by their number n, which is counted over
-/// all micro-batches and all ranks before the first gradient. How a step is cut into micro-batches and ranks therefore changes it by
+/// all micro-batches and all replicas before the first gradient. How a step is cut into micro-batches and ranks therefore changes it by
 /// rounding alone. Gradients are clipped by their common norm, and the [optimizer](TrainerOptions::optimizer) updates the parameters. A step whose gradients have no
 /// finite norm changes nothing but the counts.
 ///
-/// With an [`Adapter`], the weights of the model are frozen. Under a recipe, those of the blocks are kept in FP8 codes alone.
+/// With an [`Adapter`], the weights of the model are frozen. Under a recipe, those of the blocks are kept in FP8 codes alone, unless ranks
+/// share them ([`TrainRanks`]): those are kept in high precision beside their codes.
 ///
 /// ```
 /// use fp8_hf::data::Sequence;
@@ -200,16 +201,25 @@ impl Trainer {
         ranks: Option<TrainRanks>,
     ) -> Result<Self> {
         options.check(device)?;
-        TrainPlan::new(&folder, adapter.as_ref(), options)?;
-        let mut model = load(&folder, adapter.is_some(), options, device)?;
-        if let Some(adapter) = &adapter {
-            adapter.add_to(&mut model, &folder.config, options.params_dtype)?;
-        }
+        TrainPlan::new(&folder, adapter.as_ref(), options)?; // refuses what cannot be trained
+        let exchange = Exchange::new(ranks);
+        let tensor_parallel = match exchange.ranks() {
+            Some(ranks) => TensorParallel::new(ranks.mesh.tp().clone(), &ranks.tensor_parallel)?,
+            None => None,
+        };
         let modules: Vec<String> =
             adapter.iter().flat_map(|adapter| adapter.modules().map(str::to_owned)).collect();
-        let names = Names::new(&folder.config, model.path(), &modules);
-        names.freeze(&options.frozen, &mut model)?;
-        expect_finite_model(&folder, &model, &names)?;
+        let names = Names::new(&folder.config, &LoadOptions::default().path, &modules);
+        let read = || {
+            let mut model = load(&folder, adapter.is_some(), options, device, tensor_parallel)?;
+            if let Some(adapter) = &adapter {
+                adapter.add_to(&mut model, &folder.config, options.params_dtype)?;
+            }
+            names.freeze(&options.frozen, &mut model)?;
+            expect_finite_model(&folder, &model, &names)?;
+            Ok(model)
+        };
+        let mut model = exchange.all_of("reading the model", read())?;
         let mut scaling = Scaling::new(&model, device)?;
         // A pattern without slots is an error now, not in the first step.
         scaling.explain(&options.recipe)?;
@@ -220,7 +230,10 @@ impl Trainer {
             optimizer.set_loss_scaler(&scaler)?;
         }
         if adapter.is_some() {
-            quantize_weights(&mut model, &options.recipe)?;
+            // Codes of a part have no scale of the whole weight.
+            if exchange.sharing() == 1 {
+                quantize_weights(&mut model, &options.recipe)?;
+            }
             if options.fp8 == Fp8Weights::Keep {
                 folder.load_input_scales(&model, &mut scaling)?;
             }
@@ -228,14 +241,14 @@ impl Trainer {
             optimizer.quantize_weights(&mut model, &options.recipe)?;
         }
         let mut gradients = None;
-        if let Some(ranks) = &ranks {
-            scaling.set_group(ranks.group.clone());
-            gradients = Some(Gradients::new(&model, ranks.group.clone(), GradientsOptions::default())?);
+        if let Some(TrainRanks { mesh, .. }) = exchange.ranks() {
+            scaling.set_group(mesh.amax_group());
+            gradients = Some(Gradients::new(&model, mesh.dp().clone(), GradientsOptions::default())?);
         }
         let factor = LossScale::new(&LossScaleState { scale: 1.0, ..Default::default() }, device)?;
         let autocast = AutocastOptions { compute_dtype: Some(options.compute_dtype), ..Default::default() };
         Ok(Self {
-            exchange: Exchange::new(ranks),
+            exchange,
             folder,
             device: device.clone(),
             model,
@@ -254,7 +267,7 @@ impl Trainer {
     }
 
     /// Takes a step with `count` sequences, which are numbered from 0. `read` is called for those that this rank computes: each
-    /// micro-batch of [`micro_batch`](TrainerOptions::micro_batch) sequences goes to the next rank.
+    /// micro-batch of [`micro_batch`](TrainerOptions::micro_batch) sequences goes to the next replica, whose ranks all read it.
     ///
     /// # Errors
     /// What `read` returns; a sequence that is longer than [`seq`](TrainerOptions::seq) or has tokens outside the vocabulary; a rate that
@@ -293,15 +306,15 @@ impl Trainer {
         if self.scaler.options().enabled { Ok(self.scaler.skipped_steps()?) } else { Ok(0) }
     }
 
-    /// Reads the sequences of this rank, as micro-batches; each rank has as many.
+    /// Reads the sequences of this replica, as micro-batches; each has as many.
     fn read(&self, count: usize, read: &mut dyn FnMut(usize) -> Result<Sequence>) -> Result<Vec<Tokens>> {
         let size = self.options.micro_batch;
-        let (rank, ranks) = (self.exchange.rank(), self.exchange.count());
+        let [replica, replicas] = self.exchange.replica();
         let vocab_size = self.folder.config.vocab_size;
-        let micro_batches = count.div_ceil(size.saturating_mul(ranks));
+        let micro_batches = count.div_ceil(size.saturating_mul(replicas));
         let mut all = Vec::with_capacity(micro_batches);
         for index in 0..micro_batches {
-            let start = (index * ranks + rank) * size;
+            let start = (index * replicas + replica) * size;
             let mut tokens = Tokens::default();
             for number in start..(start + size).min(count) {
                 tokens.push(&read(number)?, self.options.seq, vocab_size)?;
@@ -313,12 +326,13 @@ impl Trainer {
 
     /// The tokens of a micro-batch, if it has a fixed number.
     fn room(&self) -> Option<usize> {
-        self.options.graph.then(|| self.options.seq * self.options.micro_batch)
+        let tokens = self.options.seq * self.options.micro_batch;
+        self.options.graph.then(|| tokens.next_multiple_of(self.exchange.parts()))
     }
 
     fn compute(&mut self, all: Vec<Tokens>, lr: f32, learned: u64) -> Result<Results> {
         let room = self.room();
-        let device = self.device.clone();
+        let (parts, device) = (self.exchange.parts(), self.device.clone());
         if let Some(recorded) = &mut self.recorded
             && recorded.inputs.len() == all.len()
             && room.is_some_and(|room| all.iter().all(|tokens| tokens.fits(room)))
@@ -331,7 +345,7 @@ impl Trainer {
             return Ok(recorded.results.clone());
         }
         let fits = room.is_some_and(|room| all.iter().all(|tokens| tokens.fits(room)));
-        let inputs = all.into_iter().map(|tokens| MicroBatch::new(tokens, room, &device));
+        let inputs = all.into_iter().map(|tokens| MicroBatch::new(tokens, room, parts, &device));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         if !fits || self.eager_steps < EAGER_STEPS || self.recorded.is_some() {
             self.eager_steps = self.eager_steps.saturating_add(1);
@@ -378,13 +392,17 @@ impl Trainer {
 
     /// Returns the first tensor with a gradient that is not finite.
     fn non_finite(&self) -> Result<Option<String>> {
-        for parameter in parameters(&self.model).into_iter().filter(|parameter| parameter.is_trainable()) {
-            let gradient = parameter.main_grad().to_f32_vec()?;
-            if gradient.iter().any(|value| !value.is_finite()) {
-                return Ok(Some(self.names.of(parameter.name()).join(", ")));
+        let parameters = parameters(&self.model);
+        let mut own = None;
+        for (place, parameter) in parameters.iter().enumerate().filter(|(_, other)| other.is_trainable()) {
+            if parameter.main_grad().to_f32_vec()?.iter().any(|value| !value.is_finite()) {
+                own = Some(place);
+                break;
             }
         }
-        Ok(None)
+        // Another rank may have the part.
+        let first = self.exchange.least("gradients that are not finite", own)?;
+        Ok(first.and_then(|place| Some(self.names.of(parameters.get(place)?.name()).join(", "))))
     }
 
     /// Returns the mean loss of `count` sequences, and changes nothing that a later step reads. `read` is called as in
@@ -398,13 +416,13 @@ impl Trainer {
         read: &mut dyn FnMut(usize) -> Result<Sequence>,
     ) -> Result<TrainEvaluation> {
         let options = CrossEntropyOptions { ignore_index: Some(IGNORED), normalizer: Some(1.0) };
-        let size = self.options.micro_batch.saturating_mul(self.exchange.count());
+        let size = self.options.micro_batch.saturating_mul(self.exchange.replica()[1]);
         let (mut loss, mut learned) = (0.0, 0);
         for start in (0..count).step_by(size.max(1)) {
             let all = self.read(size.min(count - start), &mut |number| read(start + number))?;
             learned += self.exchange.counts(&all)?[0];
             for tokens in all {
-                let input = MicroBatch::new(tokens, None, &self.device)?;
+                let input = MicroBatch::new(tokens, None, self.exchange.parts(), &self.device)?;
                 let mut cx = self.scaling.eval_with_options(&self.options.recipe, &self.autocast)?;
                 let (sum, _) =
                     self.model.loss_with_info(&mut cx, &input.ids, &input.targets, options, &input.info)?;
@@ -416,12 +434,19 @@ impl Trainer {
     }
 
     /// Writes what was trained to the new folder `out`: the adapter as peft stores it, or a copy of the model's folder, whose tensors
-    /// keep their dtypes, or get `dtype`. Tensors that were not trained keep their bytes.
+    /// keep their dtypes, or get `dtype`. Tensors that were not trained keep their bytes. All ranks call it, and the first one writes.
     ///
     /// # Errors
-    /// A value that is not finite; something exists at `out`; a file that cannot be written. Nothing is left at `out` then.
+    /// A value that is not finite; something exists at `out`; a file that cannot be written; a rank that left or failed. Nothing is left
+    /// at `out` then.
     pub fn save_result(&mut self, out: &Path, dtype: Option<DType>) -> Result<()> {
         self.expect_finite()?;
+        // The ranks of the first replica have all parts.
+        let written = if self.exchange.replica()[0] == 0 { self.write_result(out, dtype) } else { Ok(()) };
+        self.exchange.all_of("writing the result", written)
+    }
+
+    fn write_result(&self, out: &Path, dtype: Option<DType>) -> Result<()> {
         if self.has_adapter {
             let base =
                 std::path::absolute(self.folder.path()).unwrap_or_else(|_| self.folder.path().to_owned());
@@ -451,11 +476,19 @@ impl Trainer {
         self.scaling.set_counting(counting || self.options.graph);
     }
 
-    /// Returns the numbers of parameters that are trained, and of those that are frozen.
+    /// Returns the numbers of parameters of the whole model that are trained, and of those that are frozen.
     pub fn num_parameters(&self) -> [usize; 2] {
-        let trained = parameters(&self.model).into_iter().filter(|parameter| parameter.is_trainable());
-        let trained = trained.map(|parameter| parameter.shape().numel()).sum();
-        [trained, num_parameters(&self.model) - trained]
+        let count = |is_trained| {
+            let own = parameters(&self.model).into_iter();
+            let own = own.filter(|parameter| parameter.is_trainable() == is_trained);
+            own.map(|parameter| parameter.global_shape().numel()).sum()
+        };
+        [count(true), count(false)]
+    }
+
+    /// Returns the arrangement of the ranks in words ([`TrainRanks::layout`]), or `None` for a process that trains alone.
+    pub fn layout(&self) -> Option<String> {
+        self.exchange.ranks().map(TrainRanks::layout)
     }
 
     /// Returns the bytes of the device's tensors when they were most, by what they are used for.
@@ -497,12 +530,7 @@ impl Trainer {
 
     /// Returns the error of this rank, or one that says that another has failed at `work`.
     pub(crate) fn all_of(&self, work: &str, done: Result<()>) -> Result<()> {
-        let any = self.exchange.any(done.is_err());
-        done?;
-        match any? {
-            false => Ok(()),
-            true => Err(Error::Rank { work: work.to_owned() }),
-        }
+        self.exchange.all_of(work, done)
     }
 
     /// Returns whether an adapter is trained.
@@ -512,13 +540,20 @@ impl Trainer {
 }
 
 /// Reads a model: to be trained as a whole, or as the frozen base of an adapter, in the dtype of its files.
-fn load(folder: &Folder, is_base: bool, options: &TrainerOptions, device: &Device) -> Result<Gpt> {
+fn load(
+    folder: &Folder,
+    is_base: bool,
+    options: &TrainerOptions,
+    device: &Device,
+    tensor_parallel: Option<TensorParallel>,
+) -> Result<Gpt> {
     let load = LoadOptions {
         params_dtype: if is_base { folder.main_dtype() } else { options.params_dtype },
         trainable: !is_base,
         max_seq_length: Some(options.seq),
         fp8: if is_base { options.fp8 } else { Fp8Weights::Dequantize },
         recompute: options.recompute,
+        tensor_parallel,
         ..Default::default()
     };
     let load = || folder.load(&load, device);

@@ -15,6 +15,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Elements that a thread reads at a time.
 const PART: usize = 1 << 19;
+/// Elements of rows that are read at a time for some of their columns.
+const COLUMNS: usize = 1 << 22;
 
 /// Rows of an FP8 weight as they are stored, from [`Folder::codes`].
 ///
@@ -70,17 +72,19 @@ impl Folder {
         self.rows(name, 0..rows)
     }
 
-    /// Reads a whole tensor as f32 into `values`, which has its elements, with the threads of the caller's pool.
-    pub(super) fn read_to(&self, name: &str, values: &mut [f32]) -> Result<()> {
+    /// Reads rows of a tensor as f32 into `values`, which has their elements, with the threads of the caller's pool.
+    pub(super) fn read_to(&self, name: &str, rows: Range<usize>, values: &mut [f32]) -> Result<()> {
         let info = self.info(name)?;
-        let count = elements(info, &(0..info.matrix()[0]));
+        let [height, cols] = info.matrix();
+        let count = elements(info, &rows);
         if count != values.len() {
             return Err(self.problem(format!("`{name}` has {count} elements, not {}", values.len())));
         }
-        if self.is_quantized(name) || !is_float(info.dtype) {
-            values.copy_from_slice(&self.values(name)?);
+        if self.is_quantized(name) || !is_float(info.dtype) || rows.end > height {
+            values.copy_from_slice(&self.rows(name, rows)?);
             return Ok(());
         }
+        let first = rows.start * cols;
         let threads = jobs::threads(None).min(values.len().div_ceil(PART));
         let parts = Mutex::new(values.chunks_mut(PART).enumerate());
         let failed = Mutex::new(None);
@@ -89,7 +93,7 @@ impl Folder {
             loop {
                 let next = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some((index, part)) = next else { return };
-                if let Err(error) = self.read_part(name, info.dtype, index * PART, part, &mut bytes) {
+                if let Err(error) = self.read_part(name, info.dtype, first + index * PART, part, &mut bytes) {
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     return;
                 }
@@ -103,6 +107,32 @@ impl Folder {
             work();
         });
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// Reads some columns of rows of a tensor as f32 into `values`, which has their elements. Whole rows are read, a few at a time.
+    pub(super) fn read_columns_to(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        columns: &[Range<usize>],
+        values: &mut [f32],
+    ) -> Result<()> {
+        let [_, width] = self.info(name)?.matrix();
+        let own: usize = columns.iter().map(Range::len).sum();
+        let step = (COLUMNS / width.max(1)).max(1);
+        let mut rest = values;
+        for first in rows.clone().step_by(step) {
+            let read = self.rows(name, first..(first + step).min(rows.end))?;
+            for row in read.chunks(width.max(1)) {
+                let Some((to, behind)) = std::mem::take(&mut rest).split_at_mut_checked(own) else {
+                    return Ok(());
+                };
+                let picked = columns.iter().flat_map(|range| row.get(range.clone()).unwrap_or_default());
+                to.iter_mut().zip(picked).for_each(|(to, &from)| *to = from);
+                rest = behind;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the elements from `first` on.

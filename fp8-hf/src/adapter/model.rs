@@ -97,8 +97,8 @@ impl Adapter {
                     Some(".b") => &module.b,
                     _ => continue,
                 };
-                let value = Tensor::from_vec(values.clone(), *parameter.shape(), parameter.device())?;
-                parameter.set(ops::cast(&value, params_dtype)?)?;
+                let whole = Tensor::from_vec(values.clone(), *parameter.global_shape(), parameter.device())?;
+                parameter.set_part_of(&ops::cast(&whole, params_dtype)?)?;
             }
         }
         Ok(())

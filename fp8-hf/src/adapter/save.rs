@@ -3,6 +3,8 @@
 use super::model::last;
 use super::{A, B, CONFIG, Linear, PREFIX, TENSORS, is_named, linears};
 use crate::config::Config;
+use crate::save_model::writing;
+use crate::wholes::{Wholes, on_first};
 use crate::{AtomicFolder, Error, Result};
 use fp8_nn::checkpoint::stream::{Elements, file_dtype};
 use fp8_nn::{Gpt, Layer, Lora, Loras, Parameter, parameters};
@@ -50,8 +52,13 @@ use std::path::Path;
 ///
 /// # Errors
 /// A model without adapters, or with one of rows that are no module of Hugging Face's; a value that is not finite; something exists at `out`; a file that cannot be
-/// written.
+/// written; on other ranks than the first of those that share the layers of a model, [`Error::Rank`] if that fails. They call it
+/// together, as [`save_model`](crate::save_model).
 pub fn save_adapter(out: &Path, model: &Gpt, config: &Config, base: &str) -> Result<()> {
+    on_first(model, &writing(out), |wholes| write(out, model, config, base, wholes))
+}
+
+fn write(out: &Path, model: &Gpt, config: &Config, base: &str, wholes: &Wholes<'_>) -> Result<()> {
     let problem = |problem: String| Error::File { path: out.to_owned(), problem };
     let mut by_path: HashMap<&str, &Loras> = HashMap::new();
     let mut count = 0;
@@ -84,17 +91,18 @@ pub fn save_adapter(out: &Path, model: &Gpt, config: &Config, base: &str) -> Res
         .collect();
     let mut bytes = Vec::with_capacity(tensors.len());
     for (name, parameter) in &tensors {
-        let values = parameter.tensor().to_f32_vec()?;
+        let whole = wholes.value(parameter)?;
+        let values = whole.to_f32_vec()?;
         if let Some(value) = values.iter().find(|value| !value.is_finite()) {
             return Err(problem(format!("`{name}` has a value that is {value}: the training has diverged")));
         }
         let mut data = Vec::new();
-        let write = Elements::of(parameter.tensor())?.write(&mut data);
+        let write = Elements::of(&whole)?.write(&mut data);
         write.map_err(|source| Error::Io { path: out.to_owned(), source })?;
         bytes.push(data);
     }
     let views = tensors.iter().zip(&bytes).map(|((name, parameter), bytes)| {
-        let view = TensorView::new(file_dtype(parameter.dtype()), parameter.shape().to_vec(), bytes);
+        let view = TensorView::new(file_dtype(parameter.dtype()), parameter.global_shape().to_vec(), bytes);
         view.map(|view| (name.as_str(), view))
     });
     let views =
@@ -115,7 +123,7 @@ pub fn save_adapter(out: &Path, model: &Gpt, config: &Config, base: &str) -> Res
 /// The fields of `adapter_config.json`, of which readers need these.
 fn options(config: &Config, all: &[Linear], modules: &[(&Linear, &Lora)], base: &str) -> Value {
     let rank_and_alpha = |lora: &Lora| {
-        let rank = lora.a().shape().matrix()[0];
+        let rank = lora.a().global_shape().matrix()[0];
         // α = s · r, where s is an f32: nearly an integer is one.
         let alpha = f64::from(lora.scale()) * rank as f64;
         let near = (alpha - alpha.round()).abs() <= 1e-6 * alpha.abs();

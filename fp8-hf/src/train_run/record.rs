@@ -31,6 +31,8 @@ pub struct TrainRecord {
     pub saturated: Option<f64>,
     /// The tensor whose gradient was not finite first, if there is one. Default: `None`.
     pub non_finite: Option<String>,
+    /// The arrangement of the ranks ([`TrainRanks::layout`](crate::TrainRanks::layout)), if there were several. Default: `None`.
+    pub layout: Option<String>,
 }
 
 impl TrainRecord {
@@ -65,6 +67,9 @@ impl TrainRecord {
         if let Some(name) = &self.non_finite {
             line["non_finite"] = json!(name);
         }
+        if let Some(layout) = &self.layout {
+            line["layout"] = json!(layout);
+        }
         line
     }
 
@@ -76,6 +81,7 @@ impl TrainRecord {
             value => value.as_f64(),
         };
         let count = |key: &str| line.get(key)?.as_u64();
+        let text = |key: &str| line.get(key).and_then(Value::as_str).map(str::to_owned);
         Some(Self {
             step: count("step")?,
             epoch: number("epoch")?,
@@ -89,7 +95,8 @@ impl TrainRecord {
             memory_bytes: count("memory_bytes")?,
             validation_loss: number("validation_loss"),
             saturated: number("saturated"),
-            non_finite: line.get("non_finite").and_then(Value::as_str).map(str::to_owned),
+            non_finite: text("non_finite"),
+            layout: text("layout"),
         })
     }
 }

@@ -1,9 +1,10 @@
 //! The state of a training in a file.
 
-use super::Trainer;
 use super::trained::Trained;
+use super::{TrainRanks, Trainer};
+
 use crate::{Error, Folder, Result};
-use fp8_nn::checkpoint::{self, Loaded};
+use fp8_nn::checkpoint::{self, Loaded, load_on, save_on};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ const SAMPLED: u64 = 1 << 16;
 impl Trainer {
     /// Writes all that the next step depends on to the folder `dir`, atomically, with the caller's metadata: parameters, moments and
     /// scaling state. With an adapter, the parameters are those of the adapter alone, and the path and a digest of the model's files
-    /// stand for the others.
+    /// stand for the others. All ranks call it, the first one writes one file with whole tensors, and any layout of ranks reads it.
     ///
     /// ```
     /// # use fp8_hf::data::Sequence;
@@ -49,48 +50,65 @@ impl Trainer {
     /// ```
     ///
     /// # Errors
-    /// A value that is not finite; a file that cannot be read or written. An old checkpoint is untouched then.
+    /// A value that is not finite; a file that cannot be read or written; a rank that left or failed. An old checkpoint is untouched then.
     pub fn save_checkpoint(&mut self, dir: &Path, metadata: &BTreeMap<String, String>) -> Result<()> {
         self.expect_finite()?;
         let mut metadata = metadata.clone();
         metadata.insert(BASE.to_owned(), self.folder.path().display().to_string());
         metadata.insert(BASE_DIGEST.to_owned(), self.folder.digest()?);
         let (optimizer, scaling) = (&self.optimizer, &self.scaling);
-        match self.has_adapter {
-            true => checkpoint::save(dir, &Trained(&mut self.model), optimizer, scaling, &metadata)?,
-            false => checkpoint::save(dir, &self.model, optimizer, scaling, &metadata)?,
-        }
-        Ok(())
+        let saved = match (self.exchange.ranks(), self.has_adapter) {
+            (None, true) => checkpoint::save(dir, &Trained(&mut self.model), optimizer, scaling, &metadata),
+            (None, false) => checkpoint::save(dir, &self.model, optimizer, scaling, &metadata),
+            (Some(TrainRanks { mesh, .. }), true) => {
+                save_on(mesh, dir, &Trained(&mut self.model), optimizer, scaling, &metadata)
+            }
+            (Some(TrainRanks { mesh, .. }), false) => {
+                save_on(mesh, dir, &self.model, optimizer, scaling, &metadata)
+            }
+        };
+        self.exchange.all_of("writing a checkpoint", saved.map_err(Error::from))
     }
 
     /// Reads the checkpoint in `dir` into a trainer that was made with the same options, and returns the caller's metadata and a report
-    /// of the scaling state. The example of [`save_checkpoint`](Self::save_checkpoint) resumes.
+    /// of the scaling state. All ranks call it, in any layout. The example of [`save_checkpoint`](Self::save_checkpoint) resumes.
     ///
     /// # Errors
     /// A file that cannot be read, or is none of this training's: of another model, another adapter or other options, with the first
     /// difference. Nothing has changed then.
     pub fn load_checkpoint(&mut self, dir: &Path) -> Result<Loaded> {
-        let metadata = checkpoint::metadata(dir)?;
-        if self.has_adapter && metadata.get(BASE_DIGEST) != Some(&self.folder.digest()?) {
-            let base = metadata.get(BASE).map_or("another model", String::as_str);
-            return Err(Error::File {
-                path: checkpoint::path(dir),
-                problem: format!(
-                    "it was trained beside {base}, whose files {} does not have: expected the same ones",
-                    self.folder.path().display()
-                ),
-            });
-        }
+        self.exchange.all_of("reading a checkpoint", self.expect_base(dir))?;
         // Slots of recipes that were saved exist before their state is loaded.
         self.scaling.prepare(&self.options.recipe, &self.autocast)?;
         let (optimizer, scaling) = (&mut self.optimizer, &mut self.scaling);
-        let mut loaded = match self.has_adapter {
-            true => checkpoint::load(dir, &mut Trained(&mut self.model), optimizer, scaling)?,
-            false => checkpoint::load(dir, &mut self.model, optimizer, scaling)?,
+        let loaded = match (self.exchange.ranks(), self.has_adapter) {
+            (None, true) => checkpoint::load(dir, &mut Trained(&mut self.model), optimizer, scaling),
+            (None, false) => checkpoint::load(dir, &mut self.model, optimizer, scaling),
+            (Some(TrainRanks { mesh, .. }), true) => {
+                load_on(mesh, dir, &mut Trained(&mut self.model), optimizer, scaling)
+            }
+            (Some(TrainRanks { mesh, .. }), false) => load_on(mesh, dir, &mut self.model, optimizer, scaling),
         };
+        let mut loaded = self.exchange.all_of("reading a checkpoint", loaded.map_err(Error::from))?;
         loaded.metadata.remove(BASE);
         loaded.metadata.remove(BASE_DIGEST);
         Ok(loaded)
+    }
+
+    /// Refuses the checkpoint of an adapter of another model.
+    fn expect_base(&self, dir: &Path) -> Result<()> {
+        let metadata = checkpoint::metadata(dir)?;
+        if !self.has_adapter || metadata.get(BASE_DIGEST) == Some(&self.folder.digest()?) {
+            return Ok(());
+        }
+        let base = metadata.get(BASE).map_or("another model", String::as_str);
+        Err(Error::File {
+            path: checkpoint::path(dir),
+            problem: format!(
+                "it was trained beside {base}, whose files {} does not have: expected the same ones",
+                self.folder.path().display()
+            ),
+        })
     }
 
     /// Returns the path of the model that a checkpoint was trained from.
@@ -107,11 +125,11 @@ impl Trainer {
 
     pub(super) fn expect_finite(&mut self) -> Result<()> {
         let optimizer = &self.optimizer;
-        match self.has_adapter {
-            true => checkpoint::expect_finite(&Trained(&mut self.model), optimizer)?,
-            false => checkpoint::expect_finite(&self.model, optimizer)?,
-        }
-        Ok(())
+        let expected = match self.has_adapter {
+            true => checkpoint::expect_finite(&Trained(&mut self.model), optimizer),
+            false => checkpoint::expect_finite(&self.model, optimizer),
+        };
+        self.exchange.all_of("looking for values that are not finite", expected.map_err(Error::from))
     }
 }
 

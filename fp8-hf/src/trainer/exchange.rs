@@ -17,6 +17,10 @@ impl Exchange {
         Self { ranks }
     }
 
+    pub(super) fn ranks(&self) -> Option<&TrainRanks> {
+        self.ranks.as_ref()
+    }
+
     fn control(&self) -> Option<&dyn ProcessGroup> {
         self.ranks.as_ref().map(|ranks| &*ranks.control)
     }
@@ -25,22 +29,52 @@ impl Exchange {
         self.control().map_or(0, |group| group.rank())
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.control().map_or(1, |group| group.world_size())
+    /// Returns this process's replica, and how many there are.
+    pub(super) fn replica(&self) -> [usize; 2] {
+        self.ranks().map_or([0, 1], |ranks| [ranks.mesh.dp().rank(), ranks.mesh.dp().world_size()])
     }
 
-    /// Returns the learned targets and the tokens of all ranks.
+    /// Returns the ranks of a replica, which have the same data.
+    pub(super) fn sharing(&self) -> usize {
+        self.ranks().map_or(1, |ranks| ranks.mesh.tp().world_size())
+    }
+
+    /// Returns the number of equal parts in which the ranks of a replica have the tokens of a forward pass.
+    pub(super) fn parts(&self) -> usize {
+        let shares_tokens = self.ranks().is_some_and(|ranks| ranks.tensor_parallel.sequence_parallel);
+        if shares_tokens { self.sharing() } else { 1 }
+    }
+
+    /// Returns the learned targets and the tokens of all replicas.
     pub(super) fn counts(&self, all: &[Tokens]) -> Result<[u64; 2]> {
         let learned = all.iter().map(Tokens::learned).sum::<usize>() as u64;
         let tokens = all.iter().map(Tokens::len).sum::<usize>() as u64;
         let all = self.gather("tokens of a step", [learned, tokens])?;
-        Ok([0, 1].map(|index| all.iter().map(|counts| counts[index]).sum()))
+        let first = || all.iter().step_by(self.sharing());
+        Ok([0, 1].map(|index| first().map(|counts| counts[index]).sum()))
     }
 
-    /// Returns the sum over all ranks, which is the same on each.
+    /// Returns the sum over all replicas, which is the same on each rank.
     pub(super) fn sum(&self, own: f64) -> Result<f64> {
         let all = self.gather("loss of a step", [own.to_bits(), 0])?;
-        Ok(all.iter().map(|[bits, _]| f64::from_bits(*bits)).sum())
+        Ok(all.iter().step_by(self.sharing()).map(|[bits, _]| f64::from_bits(*bits)).sum())
+    }
+
+    /// Returns the least number that a rank has, if one has any.
+    pub(super) fn least(&self, what: &str, own: Option<usize>) -> Result<Option<usize>> {
+        let all = self.gather(what, [own.map_or(u64::MAX, |number| number as u64), 0])?;
+        let least = all.iter().map(|[number, _]| *number).min();
+        Ok(least.and_then(|number| usize::try_from(number).ok()).filter(|&number| number != usize::MAX))
+    }
+
+    /// Returns the error of this rank, or one that says that another has failed at `work`.
+    pub(super) fn all_of<T>(&self, work: &str, done: Result<T>) -> Result<T> {
+        let any = self.any(done.is_err());
+        let done = done?;
+        match any? {
+            false => Ok(done),
+            true => Err(Error::Rank { work: work.to_owned() }),
+        }
     }
 
     /// Returns whether any rank says so.

@@ -53,10 +53,12 @@ impl Tokens {
         self.lengths.len() <= pieces(room)
     }
 
-    /// Adds padding up to `room` tokens, or to a multiple that GEMMs take.
-    fn pad(&mut self, room: Option<usize>) {
+    /// Adds padding up to `room` tokens, or to a multiple that GEMMs take, and up to one of `parts`.
+    fn pad(&mut self, room: Option<usize>, parts: usize) {
         let len =
             room.unwrap_or_else(|| self.ids.len().max(1).next_multiple_of(MULTIPLE)).max(self.ids.len());
+        let step = if room.is_none() { MULTIPLE } else { 1 };
+        let len = (len..).step_by(step).find(|len| len.is_multiple_of(parts.max(1))).unwrap_or(len);
         self.ids.resize(len, 0);
         self.targets.resize(len, IGNORED);
     }
@@ -67,9 +69,14 @@ fn pieces(room: usize) -> usize {
 }
 
 impl MicroBatch {
-    /// Makes tensors of `room` tokens, or of as many as there are.
-    pub(super) fn new(mut tokens: Tokens, room: Option<usize>, device: &Device) -> Result<Self> {
-        tokens.pad(room);
+    /// Makes tensors of `room` tokens, or of as many as there are, in `parts` equal parts.
+    pub(super) fn new(
+        mut tokens: Tokens,
+        room: Option<usize>,
+        parts: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        tokens.pad(room, parts);
         let shape = [1, tokens.ids.len()];
         let most = room.map_or(tokens.lengths.len(), |room| pieces(room).max(tokens.lengths.len()));
         let capacity = PackingCapacity { sequences: most, queries: shape[1], keys: shape[1] };
@@ -83,7 +90,7 @@ impl MicroBatch {
 
     /// Replaces the tokens, in the same memory.
     pub(super) fn set(&mut self, mut tokens: Tokens) -> Result<()> {
-        tokens.pad(Some(self.ids.numel()));
+        tokens.pad(Some(self.ids.numel()), 1);
         self.ids.write(&tokens.ids, "ids")?;
         self.targets.write(&tokens.targets, "targets")?;
         if let Sequences::Packed(packing) = &mut self.info.sequences {

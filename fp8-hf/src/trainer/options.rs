@@ -1,9 +1,9 @@
 //! Options of a training.
 
 use crate::{Error, Fp8Weights, Result};
-use fp8_dist::ProcessGroup;
+use fp8_dist::{Mesh, ProcessGroup};
 use fp8_kernels::{DType, Device};
-use fp8_nn::{AdamWOptions, AnyOptimizerOptions, RecomputeLevel};
+use fp8_nn::{AdamWOptions, AnyOptimizerOptions, RecomputeLevel, TensorParallelOptions};
 use fp8_recipe::Recipe;
 use std::sync::Arc;
 
@@ -29,7 +29,8 @@ pub struct TrainerOptions {
     /// without `*` is a part between dots, such as `embed_tokens`. Tensors that the model holds as one, such as the weights of q, k and
     /// v, are frozen together. Default: none.
     pub frozen: Vec<String>,
-    /// Whether the trained weights of the blocks are stored in FP8, with f32 values in the optimizer. Default: false.
+    /// Whether the trained weights of the blocks are stored in FP8, with f32 values in the optimizer. Ranks that share layers cannot
+    /// ([`TrainRanks`]). Default: false.
     pub fp8_weights: bool,
     /// The part of each block that backward recomputes. Default: [`RecomputeLevel::None`].
     pub recompute: RecomputeLevel,
@@ -115,22 +116,42 @@ impl TrainerOptions {
     }
 }
 
-/// The processes that train one model, each on its part of every step, from one of them.
+/// The processes that train one model, from one of them. Replicas have their parts of every step, and the ranks of a replica share its
+/// layers.
 ///
 /// ```
 /// use fp8_hf::TrainRanks;
-/// use fp8_nn::fp8_dist::local;
-/// use std::time::Duration;
-/// let groups = local("dp", 2, Duration::from_secs(10))?;
-/// let ranks: Vec<TrainRanks> =
-///     groups.into_iter().map(|group| TrainRanks { control: group.clone(), group }).collect();
-/// assert_eq!(ranks[1].group.rank(), 1);
-/// # Ok::<(), fp8_nn::fp8_dist::Error>(())
+/// use fp8_nn::fp8_dist::{Mesh, MeshOptions, local};
+/// use std::{thread, time::Duration};
+///
+/// thread::scope(|scope| {
+///     for world in local("world", 4, Duration::from_secs(10)).unwrap() {
+///         scope.spawn(move || {
+///             let mesh = Mesh::new(world, &MeshOptions { dp: 2, tp: 2 }).unwrap();
+///             let ranks = TrainRanks { control: mesh.world().clone(), mesh, tensor_parallel: Default::default() };
+///             assert_eq!(ranks.layout(), "dp 2, tp 2");
+///         });
+///     }
+/// });
 /// ```
 #[derive(Debug, Clone)]
 pub struct TrainRanks {
-    /// The group that reduces gradients and amaxes, which are on the devices.
-    pub group: Arc<dyn ProcessGroup>,
-    /// The group in which the processes exchange a few numbers from the hosts' memory; on CPUs the same.
+    /// The ranks, arranged by what they divide. Its groups reduce gradients, activations and amaxes, which are on the devices.
+    pub mesh: Mesh,
+    /// Options of the ranks that share layers, if there are several.
+    pub tensor_parallel: TensorParallelOptions,
+    /// The group of all processes, in the same order, in which they exchange a few numbers from the hosts' memory; on CPUs
+    /// `mesh.world()`.
     pub control: Arc<dyn ProcessGroup>,
+}
+
+impl TrainRanks {
+    /// Returns the arrangement of the ranks in words, such as `dp 2, tp 4, sequence parallel`.
+    #[must_use]
+    pub fn layout(&self) -> String {
+        let [dp, tp] = [self.mesh.dp(), self.mesh.tp()].map(|group| group.world_size());
+        let tokens =
+            if tp > 1 && self.tensor_parallel.sequence_parallel { ", sequence parallel" } else { "" };
+        format!("dp {dp}, tp {tp}{tokens}")
+    }
 }

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::family::TensorSpec;
 use crate::{Adapter, Error, Folder, Fp8Weights, LoadOptions, Result};
 use fp8_kernels::{DType, MemoryUse};
-use fp8_nn::{RecomputeLevel, matches_name};
+use fp8_nn::{RecomputeLevel, TensorParallelOptions, matches_name};
 
 /// The parameters and the memory of a training, before it begins.
 ///
@@ -34,12 +34,14 @@ use fp8_nn::{RecomputeLevel, matches_name};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TrainPlan {
-    /// The values that are trained.
+    /// The values of the whole model that are trained.
     pub trained: usize,
     /// The values that are not.
     pub frozen: usize,
     /// The bytes of each rank's tensors when they are most. Parameters, gradients and optimizer are exact but for small tensors; what
-    /// backward needs and what is temporary is estimated from the sizes of the model.
+    /// backward needs and what is temporary is estimated from the sizes of the model. With tensor parallelism, a rank has 1 / n of all
+    /// matrices (as if the vocabulary could be shared evenly), all of the vectors and of adapters, and 1 / n of the activations inside
+    /// attention and MLPs and of the logits; with sequence parallelism, of the others, too.
     pub memory: MemoryUse,
 }
 
@@ -50,6 +52,41 @@ impl TrainPlan {
     /// A sequence that is longer than the model takes; a pattern that fits no tensor, or some of those that the model holds as one;
     /// patterns that leave nothing to train.
     pub fn new(folder: &Folder, adapter: Option<&Adapter>, options: &TrainerOptions) -> Result<Self> {
+        Self::with_tensor_parallel(folder, adapter, options, 1, &TensorParallelOptions::default())
+    }
+
+    /// Plans the training of a rank whose layers `ranks` ranks share. Whether they can share them is checked when the model is made.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// ```
+    /// # use fp8_hf::{self as hf, Config, Folder, TrainPlan, TrainerOptions};
+    /// # use fp8_nn::prelude::*;
+    /// # let place = std::env::temp_dir().join(format!("fp8-train-plan-tp-{}", std::process::id()));
+    /// # std::fs::create_dir(&place)?;
+    /// # let config = Config::from_json(
+    /// #     r#"{"model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+    /// #         "num_attention_heads": 2, "max_position_embeddings": 8}"#,
+    /// # )?;
+    /// # let model = Gpt::new("model", &config.gpt_options(), &Device::cpu(), &mut fp8_nn::rand::rng())?;
+    /// # hf::save_model(&place.join("model"), &config, &model, None)?;
+    /// let folder = Folder::open(&place.join("model"))?;
+    /// let options = TrainerOptions { seq: 8, ..Default::default() };
+    /// let parallel = fp8_nn::TensorParallelOptions::default();
+    /// let half = TrainPlan::with_tensor_parallel(&folder, None, &options, 2, &parallel)?;
+    /// assert_eq!(half.trained, 824); // 800 values in matrices, and 24 in norms
+    /// assert_eq!(half.memory.gradients, 4 * (400 + 24));
+    /// # std::fs::remove_dir_all(place)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_tensor_parallel(
+        folder: &Folder,
+        adapter: Option<&Adapter>,
+        options: &TrainerOptions,
+        ranks: usize,
+        parallel: &TensorParallelOptions,
+    ) -> Result<Self> {
         let config = &folder.config;
         let refused =
             |option, value, remedy| Err(Error::Option { part: "Trainer".to_owned(), option, value, remedy });
@@ -64,13 +101,20 @@ impl TrainPlan {
         let is_frozen = |spec: &TensorSpec| {
             adapter.is_some() || options.frozen.iter().any(|pattern| matches_name(pattern, &spec.name))
         };
-        let values = |spec: &TensorSpec| spec.shape.iter().product::<usize>();
+        let whole = |spec: &TensorSpec| spec.shape.iter().product::<usize>();
+        // Those of a rank.
+        let positions = config.parameters_by_name().remove("position.weight");
+        let is_position =
+            |spec: &TensorSpec| positions.iter().any(|positions| positions.tensors.contains(&spec.name));
+        let is_cut = |spec: &TensorSpec| spec.shape.len() == 2 && !is_position(spec);
+        let values = |spec: &TensorSpec| whole(spec).div_ceil(if is_cut(spec) { ranks.max(1) } else { 1 });
         let specs = config.tensors();
         let (frozen, trained): (Vec<&TensorSpec>, Vec<&TensorSpec>) =
             specs.iter().partition(|spec| is_frozen(spec));
         let count = |specs: &[&TensorSpec]| specs.iter().map(|spec| values(spec)).sum::<usize>();
         let adapted = adapter.map_or(0, Adapter::num_parameters);
         let trained_values = count(&trained) + adapted;
+        let all = |specs: &[&TensorSpec]| specs.iter().map(|spec| whole(spec)).sum::<usize>();
         if trained_values == 0 {
             return refused("frozen", format!("{:?}", options.frozen), "nothing is left to train".to_owned());
         }
@@ -80,10 +124,16 @@ impl TrainPlan {
             let is_kept = options.fp8 == Fp8Weights::Keep && folder.is_quantized(folder.stored(&spec.name));
             adapter.is_some() && spec.kind.is_linear() && (is_fp8 || is_kept)
         };
+        // Ranks have the values of frozen weights beside their codes.
+        let is_shared = ranks > 1;
         let base_size = if adapter.is_some() { folder.main_dtype().size() } else { size };
         let of_frozen: usize = frozen
             .iter()
-            .map(|spec| if keeps_codes(spec) { values(spec) } else { values(spec) * base_size })
+            .map(|spec| match (keeps_codes(spec), is_shared) {
+                (true, false) => values(spec),
+                (true, true) => values(spec) * (base_size + 1),
+                (false, _) => values(spec) * base_size,
+            })
             .sum();
         let stored = |spec: &&&TensorSpec| spec.kind.is_linear() && is_fp8;
         let quantized: usize = trained.iter().filter(stored).map(|spec| values(spec)).sum();
@@ -99,7 +149,15 @@ impl TrainPlan {
         // Scales of FP8 moments are 1 in 32 of their codes.
         let moments = options.optimizer.moment_bytes();
         let tokens = options.seq * options.micro_batch;
-        let activations = Activations { config, options, is_fp8, has_adapter: adapter.is_some() };
+        let of_tokens = if parallel.sequence_parallel { ranks.max(1) } else { 1 };
+        let activations = Activations {
+            config,
+            options,
+            is_fp8,
+            has_adapter: adapter.is_some(),
+            ranks: ranks.max(1),
+            of_tokens,
+        };
         let memory = MemoryUse {
             parameters,
             gradients: 4 * trained_values,
@@ -107,7 +165,7 @@ impl TrainPlan {
             saved: tokens * activations.saved(),
             temporary: tokens * activations.temporary(),
         };
-        Ok(Self { trained: trained_values, frozen: count(&frozen), memory })
+        Ok(Self { trained: all(&trained) + adapted, frozen: all(&frozen), memory })
     }
 }
 
@@ -117,6 +175,10 @@ struct Activations<'a> {
     options: &'a TrainerOptions,
     is_fp8: bool,
     has_adapter: bool,
+    /// The ranks that share features between the two Linears of attention and MLPs, and the logits.
+    ranks: usize,
+    /// Those that share tokens elsewhere.
+    of_tokens: usize,
 }
 
 impl Activations<'_> {
@@ -124,9 +186,10 @@ impl Activations<'_> {
     fn saved(&self) -> usize {
         let config = self.config;
         let size = self.options.compute_dtype.size();
-        let (hidden, ffn) = (config.hidden_size, config.intermediate_size);
-        let queries = config.num_attention_heads * config.head_dim;
-        let keys = config.num_key_value_heads * config.head_dim;
+        let share = |features: usize| features.div_ceil(self.ranks);
+        let (hidden, ffn) = (config.hidden_size.div_ceil(self.of_tokens), share(config.intermediate_size));
+        let queries = share(config.num_attention_heads * config.head_dim);
+        let keys = share(config.num_key_value_heads * config.head_dim);
         // Inputs of GEMMs: codes under a recipe, which an adapter does without.
         let input = |features: usize| match (self.is_fp8, self.has_adapter) {
             (false, _) => features * size,
@@ -146,14 +209,15 @@ impl Activations<'_> {
             let of_mlp = if level >= RecomputeLevel::Mlp { input(hidden) } else { of_fc1 * size };
             2 * hidden * size + norms + activation + of_attention + of_mlp
         };
-        config.num_hidden_layers * block + 2 * hidden * size + config.vocab_size * self.logit()
+        config.num_hidden_layers * block + 2 * hidden * size + share(config.vocab_size) * self.logit()
     }
 
     /// The gradient of the logits, and the largest results of a block in backward.
     fn temporary(&self) -> usize {
         let config = self.config;
         let size = self.options.compute_dtype.size();
-        (config.vocab_size * self.logit()).max(4 * config.intermediate_size * size)
+        let share = |features: usize| features.div_ceil(self.ranks);
+        (share(config.vocab_size) * self.logit()).max(4 * share(config.intermediate_size) * size)
     }
 
     fn logit(&self) -> usize {

@@ -313,13 +313,13 @@ fn options_of_every_family_become_its_configuration() {
         ),
         (
             GptOptions {
-                layer: TransformerLayerOptions { activation: Activation::Gelu, ..llama.layer },
+                layer: TransformerLayerOptions { activation: Activation::Gelu, ..llama.layer.clone() },
                 ..llama.clone()
             },
             "activation = Gelu: expected Swiglu",
         ),
         (
-            GptOptions { layer: TransformerLayerOptions { norm, ..llama.layer }, ..llama.clone() },
+            GptOptions { layer: TransformerLayerOptions { norm, ..llama.layer.clone() }, ..llama.clone() },
             "zero_centered_gamma = true: expected false",
         ),
         (
@@ -327,7 +327,7 @@ fn options_of_every_family_become_its_configuration() {
                 layer: TransformerLayerOptions {
                     attention: AttentionOptions { qk_norm: Some(llama.layer.norm), ..llama.layer.attention },
                     qkv_bias: Some(true),
-                    ..llama.layer
+                    ..llama.layer.clone()
                 },
                 ..llama.clone()
             },
@@ -349,7 +349,7 @@ fn options_of_every_family_become_its_configuration() {
             GptOptions {
                 layer: TransformerLayerOptions {
                     attention: AttentionOptions { num_gqa_groups: Some(2), ..gpt2.layer.attention },
-                    ..gpt2.layer
+                    ..gpt2.layer.clone()
                 },
                 ..gpt2.clone()
             },
@@ -359,7 +359,7 @@ fn options_of_every_family_become_its_configuration() {
             GptOptions {
                 layer: TransformerLayerOptions {
                     attention: AttentionOptions { kv_channels: Some(16), ..gpt2.layer.attention },
-                    ..gpt2.layer
+                    ..gpt2.layer.clone()
                 },
                 ..gpt2.clone()
             },
@@ -367,7 +367,7 @@ fn options_of_every_family_become_its_configuration() {
         ),
         (
             GptOptions {
-                layer: TransformerLayerOptions { qkv_bias: Some(false), ..gpt2.layer },
+                layer: TransformerLayerOptions { qkv_bias: Some(false), ..gpt2.layer.clone() },
                 ..gpt2.clone()
             },
             "qkv_bias = false: expected true",
@@ -379,7 +379,7 @@ fn options_of_every_family_become_its_configuration() {
                         qk_norm: Some(NormOptions { normalization: Norm::RmsNorm, ..Default::default() }),
                         ..gpt2.layer.attention
                     },
-                    ..gpt2.layer
+                    ..gpt2.layer.clone()
                 },
                 ..gpt2
             },
@@ -391,18 +391,18 @@ fn options_of_every_family_become_its_configuration() {
     }
     let layer = llama.layer.clone();
     let of_heads = NormOptions { eps: 0.25, ..layer.norm };
-    let attention = |attention: AttentionOptions| TransformerLayerOptions { attention, ..layer };
+    let attention = |attention: AttentionOptions| TransformerLayerOptions { attention, ..layer.clone() };
     for (layer, problem) in [
         (
-            TransformerLayerOptions { parallel_attention_mlp: true, ..layer },
+            TransformerLayerOptions { parallel_attention_mlp: true, ..layer.clone() },
             "parallel_attention_mlp = true: expected false",
         ),
         (
-            TransformerLayerOptions { output_layernorm: true, ..layer },
+            TransformerLayerOptions { output_layernorm: true, ..layer.clone() },
             "output_layernorm = true: expected false",
         ),
         (
-            TransformerLayerOptions { apply_residual_connection_post_layernorm: true, ..layer },
+            TransformerLayerOptions { apply_residual_connection_post_layernorm: true, ..layer.clone() },
             "apply_residual_connection_post_layernorm = true: expected false",
         ),
         (
@@ -424,7 +424,7 @@ fn options_of_every_family_become_its_configuration() {
     let error = Config::from_gpt_options(&GptOptions {
         layer: TransformerLayerOptions {
             attention: AttentionOptions { num_attention_heads: 0, ..llama.layer.attention },
-            ..llama.layer
+            ..llama.layer.clone()
         },
         ..llama
     })

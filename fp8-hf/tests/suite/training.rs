@@ -5,7 +5,7 @@ use fp8_hf::{
     Adapter, Error, Folder, Fp8Weights, LoraTargets, QuantizeOptions, Scheme, TrainPlan, TrainRanks,
     TrainRun, TrainRunOptions, TrainStep, Trainer, TrainerOptions, quantize,
 };
-use fp8_nn::fp8_dist::local;
+use fp8_nn::fp8_dist::{Mesh, MeshOptions, local};
 use fp8_nn::prelude::*;
 use fp8_nn::{AnyOptimizerOptions, ParameterGroup, RecomputeLevel};
 use std::fs;
@@ -108,7 +108,9 @@ fn a_step_is_the_same_however_it_is_cut() {
                     .map(|group| {
                         let (new, data) = (&new, &data);
                         scope.spawn(move || {
-                            let ranks = TrainRanks { control: group.clone(), group };
+                            let mesh = Mesh::new(group, &MeshOptions { dp: ranks, tp: 1 }).unwrap();
+                            let control = mesh.world().clone();
+                            let ranks = TrainRanks { mesh, tensor_parallel: Default::default(), control };
                             step(&mut new(micro_batch, Some(ranks)), data)
                         })
                     })
