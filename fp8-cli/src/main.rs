@@ -24,6 +24,7 @@ mod eval;
 mod export;
 mod failure;
 mod fine_tune;
+mod gathers;
 mod generate;
 mod ids;
 mod in_fp8;

@@ -10,7 +10,9 @@ mod config;
 #[cfg(test)]
 mod fake;
 mod job;
+pub(crate) mod layout;
 mod machine;
+pub(crate) mod numbers;
 pub(crate) mod options;
 pub(crate) mod plot;
 mod progress;

@@ -42,6 +42,11 @@ pub(super) fn options(options: &FineTune) -> Result<(), Failure> {
             "--fp8-weights is for training the model: beside an adapter its weights are in FP8 anyway",
         );
     }
+    if options.fp8_weights && options.layout.tp() > 1 {
+        return refused(
+            "--fp8-weights stores whole weights in FP8, and --tp gives each process a part of them: leave one of them out",
+        );
+    }
     if options.fp8_weights && options.recipe == Some(RecipeName::None) {
         return refused("--fp8-weights needs a recipe, and --recipe none has none: leave one of them out");
     }

@@ -4,8 +4,9 @@ use crate::failure::Failure;
 use crate::fine_tune::line::{CONFIG, RECIPE};
 use crate::fine_tune::live::Live;
 use crate::fine_tune::seen::Seen;
-use crate::fine_tune::setup::{Opened, train_ranks};
+use crate::fine_tune::setup::Opened;
 use crate::fine_tune::{plan, report};
+use crate::gathers;
 use crate::table::quoted;
 use crate::train::options::RecipeName;
 use crate::train::ranks::Ranks;
@@ -37,7 +38,7 @@ pub(super) fn run(opened: Opened, stop: &AtomicBool) -> Result<Option<Failure>, 
         output::print(&format!("{first}\n"))?;
     }
     let trainer =
-        Trainer::new(opened.folder, opened.adapter, &opened.trainer, &opened.device, train_ranks(&ranks))?;
+        Trainer::new(opened.folder, opened.adapter, &opened.trainer, &opened.device, ranks.train_ranks())?;
     let is_resumed = options.resume.is_some();
     if ranks.is_first() && !is_resumed {
         write_options(&out, &opened.config, options.recipe.as_ref())?;
@@ -59,6 +60,7 @@ pub(super) fn run(opened: Opened, stop: &AtomicBool) -> Result<Option<Failure>, 
         first_validation: None,
         telemetry: Telemetry::new(usize::try_from(steps).unwrap_or(usize::MAX)),
         advice: Vec::new(),
+        gathered_in_high_precision: Vec::new(),
         config: opened.config,
         summary,
         device: options.device.to_string(),
@@ -133,8 +135,9 @@ impl Job {
         }
         let result = match export {
             None => self.run.finish(None)?,
-            Some(scheme) => self.run.finish_with(&mut |trainer, out| {
-                in_fp8::write(out, scheme, |whole| trainer.save_result(whole, None))
+            Some(scheme) => self.run.finish_with(&mut |trainer, out| match trainer.is_first() {
+                true => in_fp8::write(out, scheme, |whole| trainer.save_result(whole, None)),
+                false => trainer.save_result(out, None), // sends its part, and writes nothing
             })?,
         };
         // A run that was complete keeps its report.
@@ -184,6 +187,7 @@ fn train(
             let states: Vec<SlotState> = slot_states(scaling).map_err(fp8_hf::Error::from)?;
             seen.telemetry.record(usize::try_from(record.step).unwrap_or(usize::MAX), states);
             seen.advice = trace.advice().iter().map(ToString::to_string).collect();
+            seen.gathered_in_high_precision = gathers::in_high_precision(run.trainer().model());
         }
         live.step(&record);
         if prints {

@@ -2,7 +2,7 @@
 
 use crate::command_line::{self, Parsed, named, with_negative_numbers};
 use crate::failure::Failure;
-use crate::fine_tune::options::{FREE, FineTune, OF_NEW_ADAPTERS, OF_PROGRAM, PLACES};
+use crate::fine_tune::options::{FREE, FineTune, OF_LAYOUT, OF_NEW_ADAPTERS, OF_PROGRAM, PLACES};
 use crate::train::options::Train;
 use clap::Args;
 use std::ffi::OsString;
@@ -248,12 +248,12 @@ impl Source {
             if given.contains(&name) {
                 continue;
             }
-            // `--epochs` and `--steps` stand for each other, and so do ways of packing.
-            let is_replaced =
-                [["epochs", "steps"], ["pack", "no-pack"], ["lora", "adapter"]].iter().any(|pair| {
-                    pair.contains(&name.as_str())
-                        && pair.iter().any(|other| given.iter().any(|given| given == other))
-                });
+            // `--epochs` and `--steps` stand for each other, and so do ways of packing. A layout is given as a whole.
+            let alike = [&["epochs", "steps"][..], &["pack", "no-pack"], &["lora", "adapter"], &OF_LAYOUT];
+            let is_replaced = alike.iter().any(|alike| {
+                alike.contains(&name.as_str())
+                    && alike.iter().any(|other| given.iter().any(|given| given == other))
+            });
             // Options of new adapters go with `--lora`.
             let is_of_new =
                 OF_NEW_ADAPTERS.contains(&name.as_str()) && given.iter().any(|given| given == "adapter");

@@ -1,8 +1,9 @@
 //! The options of a fine-tuning, with their defaults.
 
+use crate::train::layout::Layout;
+use crate::train::numbers::{count, number};
 use crate::train::options::{
-    DeviceName, Dtype, RecipeName, ScheduleName, count, device, learning_rate, level, number, recipe_name,
-    seed,
+    DeviceName, Dtype, RecipeName, ScheduleName, device, learning_rate, level, recipe_name, seed,
 };
 use crate::values::scheme;
 use clap::{ArgAction, Args};
@@ -220,9 +221,8 @@ pub(crate) struct FineTune {
     #[arg(long)]
     pub(crate) graph: bool,
 
-    /// Train on N processes, each with its part of every step. The option starts nothing: fp8 launch, torchrun, mpirun or srun do
-    #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1024>)]
-    pub(crate) dp: usize,
+    #[command(flatten)]
+    pub(crate) layout: Layout,
 
     /// CPU threads; they change no bit of the results [default: RAYON_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
@@ -473,7 +473,7 @@ fn group(text: &str) -> Result<Group, String> {
 }
 
 /// Options that a run may be resumed with, whatever it had. They change the results at most by rounding.
-pub(crate) const FREE: [&str; 13] = [
+pub(crate) const FREE: [&str; 15] = [
     "accumulate",
     "checkpoint-every",
     "checkpoint-minutes",
@@ -485,9 +485,14 @@ pub(crate) const FREE: [&str; 13] = [
     "graph",
     "keep",
     "recompute",
+    "sequence-parallel",
     "skip-non-finite",
     "threads",
+    "tp",
 ];
+
+/// The options of the layout, which replace that of a run together.
+pub(crate) const OF_LAYOUT: [&str; 3] = ["dp", "sequence-parallel", "tp"];
 
 /// Options with paths, which may have moved. What is there is compared with what the run had.
 pub(crate) const PLACES: [&str; 4] = ["adapter", "data", "model", "validation"];

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::fine_tune::live::{duration, memory_of};
-use crate::fine_tune::setup::{Opened, train_ranks};
+use crate::fine_tune::setup::Opened;
 use crate::output;
 use crate::page::grouped;
 use crate::table::printable_lines;
@@ -40,7 +40,14 @@ pub(super) fn sentences(opened: &Opened, plan: &TrainPlan, steps: u64) -> String
             "few steps teach little: --epochs N, or a smaller --batch or --seq, makes more of them"
         );
     }
-    let _ = writeln!(text, "memory at the peak, estimated: {}", memory_of(&plan.memory));
+    let whose = match opened.ranks.layout() {
+        None => "",
+        Some(layout) => {
+            let _ = writeln!(text, "{}: {layout}", count(opened.ranks.count() as u64, "rank"));
+            " of each rank"
+        }
+    };
+    let _ = writeln!(text, "memory at the peak{whose}, estimated: {}", memory_of(&plan.memory));
     text
 }
 
@@ -69,6 +76,7 @@ pub(super) fn json(opened: &Opened, plan: &TrainPlan, steps: u64) -> Value {
         "steps": steps,
         "tokens_per_step": opened.run.batch * opened.trainer.seq,
         "memory_bytes": plan.memory.total(),
+        "layout": opened.ranks.layout(),
     })
 }
 
@@ -119,7 +127,7 @@ fn sample(opened: &Opened) -> Result<String, Failure> {
 /// Returns the time of a step, the second of two: the first one allocates.
 fn one_step(opened: Opened) -> Result<f64, Failure> {
     let Opened { folder, adapter, trainer, device, ranks, data, run, .. } = opened;
-    let mut trainer = Trainer::new(folder, adapter, &trainer, &device, train_ranks(&ranks))?;
+    let mut trainer = Trainer::new(folder, adapter, &trainer, &device, ranks.train_ranks())?;
     let count = run.batch.min(data.train.len());
     let mut seconds = 0.0;
     for _ in 0..2 {

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::fine_tune::seen::Seen;
+use crate::gathers;
 use crate::page::{document, escape, grouped, section};
 use crate::table::bytes;
 use crate::train::plot::{Chart, Color, Events, Scale, Series, Style, smoothed};
@@ -89,6 +90,8 @@ fn heading(records: &[TrainRecord], seen: &Seen) -> String {
         rows.push(("validation loss", format!("{loss:.4}")));
     }
     rows.push(("skipped steps", grouped(skipped as u64)));
+    rows.extend(last.layout.clone().map(|layout| ("layout of the ranks", layout)));
+    rows.extend(gathers::row(&seen.gathered_in_high_precision));
     rows.push(("parameters that are trained", grouped(seen.plan.trained as u64)));
     rows.push(("parameters that are frozen", grouped(seen.plan.frozen as u64)));
     rows.push(("memory at the peak", bytes(last.memory_bytes)));

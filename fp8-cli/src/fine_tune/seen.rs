@@ -12,6 +12,8 @@ pub(super) struct Seen {
     pub(super) first_validation: Option<f64>,
     pub(super) telemetry: Telemetry,
     pub(super) advice: Vec<String>,
+    /// The tensors that ranks have gathered in high precision, although the recipe quantizes them.
+    pub(super) gathered_in_high_precision: Vec<String>,
     pub(super) config: String,
     pub(super) summary: String,
     pub(super) device: String,

@@ -11,11 +11,11 @@ use crate::train::options::{Dtype, RecipeName, ScheduleName};
 use crate::train::ranks::Ranks;
 use fp8_hf::data::{DataOptions, Dataset, Pack, Validation};
 use fp8_hf::{
-    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainPlan, TrainRanks,
-    TrainRunOptions, TrainerOptions,
+    Adapter, Folder, Fp8Weights, LoraTargets, ScheduleKind, Tokenizer, TrainPlan, TrainRunOptions,
+    TrainerOptions,
 };
-use fp8_nn::AnyOptimizerOptions;
 use fp8_nn::prelude::*;
+use fp8_nn::{AnyOptimizerOptions, TensorParallelOptions};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -81,8 +81,7 @@ impl Setup {
         };
         check::options(&options)?;
         check::places(&options, &out)?;
-        let dp = (options.dp > 1).then_some(options.dp);
-        let ranks = Ranks::join(dp, options.device)?;
+        let ranks = Ranks::join(&options.layout, options.device)?;
         Ok(Self { options, ranks, out, base })
     }
 
@@ -101,7 +100,9 @@ impl Setup {
         }
         let trainer = self.trainer_options(seq, recipe, kept)?;
         let run = self.run_options(adapter.is_some());
-        let plan = TrainPlan::new(&folder, adapter.as_ref(), &trainer)?;
+        let (tp, sequence_parallel) = self.ranks.sharing();
+        let parallel = TensorParallelOptions { sequence_parallel, ..Default::default() };
+        let plan = TrainPlan::with_tensor_parallel(&folder, adapter.as_ref(), &trainer, tp, &parallel)?;
         let device = self.ranks.device(self.options.device).map_err(|error| match error {
             fp8_nn::Error::Kernels(error) => Failure::input(about_device(&error)),
             other => Failure::input(other.to_string()),
@@ -157,10 +158,11 @@ impl Setup {
         }
     }
 
-    /// Whether an adapter is trained beside the codes of an FP8 model's files.
+    /// Whether an adapter is trained beside the codes of an FP8 model's files. They are those of whole weights.
     fn keeps_codes(&self, folder: &Folder) -> bool {
         let has_adapter = self.options.lora.is_some() || self.options.adapter.is_some();
-        has_adapter && self.options.recipe.is_none() && folder.config.quantization.is_some()
+        let is_whole = self.ranks.sharing().0 == 1;
+        has_adapter && is_whole && self.options.recipe.is_none() && folder.config.quantization.is_some()
     }
 
     fn adapter(&self, folder: &Folder) -> Result<(Option<Adapter>, Fp8Weights), Failure> {
@@ -190,12 +192,12 @@ impl Setup {
         fp8: Fp8Weights,
     ) -> Result<TrainerOptions, Failure> {
         let options = &self.options;
-        let of_rank = options.batch.div_ceil(self.ranks.count());
+        let of_rank = options.batch.div_ceil(self.ranks.replica()[1]);
         let micro_batch = match options.accumulate {
             // A run may go on with more processes.
             Some(accumulate) if accumulate > of_rank && options.resume.is_none() => {
                 return Err(Failure::input(format!(
-                    "--accumulate {accumulate}: each process has {of_rank} of the --batch {} sequences of a step: expected at most \
+                    "--accumulate {accumulate}: each replica has {of_rank} of the --batch {} sequences of a step: expected at most \
                      {of_rank}",
                     options.batch
                 )));
@@ -288,12 +290,6 @@ fn dtype(dtype: Dtype) -> DType {
         Dtype::Bf16 => DType::BF16,
         Dtype::F16 => DType::F16,
     }
-}
-
-/// Returns this process's place, as a trainer takes it.
-pub(super) fn train_ranks(ranks: &Ranks) -> Option<TrainRanks> {
-    let (group, control) = ranks.group().zip(ranks.control())?;
-    Some(TrainRanks { group: group.clone(), control: control.clone() })
 }
 
 /// Returns the optimizer with its options.

@@ -44,7 +44,17 @@ struct Row {
 impl Comparison {
     /// Checks the options of a comparison, and reads the files of its recipes.
     pub(crate) fn new<T: Trainer>(mut options: Train, given: &Given) -> Result<Self, Failure> {
-        for option in ["dp", "recipe", "resume", "save", "stop-after", "sample", "eval-every"] {
+        for option in [
+            "dp",
+            "tp",
+            "sequence-parallel",
+            "recipe",
+            "resume",
+            "save",
+            "stop-after",
+            "sample",
+            "eval-every",
+        ] {
             if given.contains(option) {
                 return Err(Failure::input(format!(
                     "--{option} cannot be used with --compare: leave it out"

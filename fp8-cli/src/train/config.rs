@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use fp8_nn::fp8_recipe::Recipe;
 
 use crate::failure::Failure;
+use crate::train::layout::Layout;
 use crate::train::options::{DeviceName, Given, Place, RecipeName, Settings, Train};
 use crate::train::ranks::Ranks;
 use crate::train::text::Corpus;
@@ -15,8 +16,8 @@ use crate::train::trainer::{Metadata, Run, Trainer};
 pub(crate) struct Config {
     pub(crate) settings: Settings,
     pub(crate) place: Place,
-    /// The number of processes that train together; `None` for one that the command line does not name.
-    pub(crate) dp: Option<usize>,
+    /// The layout of the processes that train together.
+    pub(crate) layout: Layout,
     /// This process among them, once it has [joined](Self::join) them.
     pub(crate) ranks: Ranks,
     /// `None`: RAYON_NUM_THREADS, or all cores.
@@ -86,7 +87,11 @@ impl Config {
             let sentence = "--graph needs a GPU, which records steps: add --device cuda, or leave it out";
             return Err(Failure::input(sentence.to_owned()));
         }
-        check_ranks(&options, settings.batch)?;
+        check_batch(options.layout.dp(), settings.batch)?;
+        if settings.fp8_weights && options.layout.tp() > 1 {
+            let sentence = "--fp8-weights stores whole weights in FP8, and --tp gives each process a part of them: leave one of them out";
+            return Err(Failure::input(sentence));
+        }
         let stop_at = stop_at(&options, settings.steps, &runs)?;
         let save = match (&options.save, options.stop_after) {
             (Some(dir), _) => Some(dir.clone()),
@@ -105,7 +110,7 @@ impl Config {
                 sqnr: options.sqnr,
                 recompute: options.recompute,
             },
-            dp: (options.dp > 1 || given.contains("dp")).then_some(options.dp),
+            layout: options.layout,
             ranks: Ranks::default(),
             threads: options.threads,
             corpus,
@@ -121,7 +126,9 @@ impl Config {
 
     /// Joins the processes that train together.
     pub(crate) fn join(&mut self) -> Result<(), Failure> {
-        self.ranks = Ranks::join(self.dp, self.place.device)?;
+        self.ranks = Ranks::join(&self.layout, self.place.device)?;
+        check_batch(self.ranks.replica()[1], self.settings.batch)?;
+        self.check_tokens()?;
         let mut same: Vec<String> =
             self.settings.values().iter().map(|(option, value)| format!("--{option} {value}")).collect();
         same.push(format!("--eval-every {}", self.eval_every));
@@ -136,6 +143,30 @@ impl Config {
         self.ranks.agree(same)?;
         self.quiet |= !self.ranks.is_first();
         Ok(())
+    }
+
+    /// Checks that the ranks that share the tokens of a sequence can do so evenly.
+    fn check_tokens(&self) -> Result<(), Failure> {
+        let (tp, shares_tokens) = self.ranks.sharing();
+        if !shares_tokens {
+            return Ok(());
+        }
+        let seq = self.settings.seq;
+        if !seq.is_multiple_of(tp) {
+            let better = seq.next_multiple_of(tp);
+            return Err(Failure::input(format!(
+                "--seq {seq} is not divisible by --tp {tp}, among which --sequence-parallel shares the tokens; --seq {better} would be"
+            )));
+        }
+        let window = seq.min(self.corpus.held_out().len() - 1);
+        match window.is_multiple_of(tp) {
+            true => Ok(()),
+            false => Err(Failure::input(format!(
+                "--sequence-parallel: the held-out text has one window of {window} tokens, which is not divisible by --tp {tp}: give a longer \
+                 --text, or a --seq of at most {}",
+                window / tp * tp
+            ))),
+        }
     }
 
     /// Whether the validation curve has a point after `step`. The last step always has one.
@@ -210,7 +241,9 @@ fn chosen(
     let rest = [
         ("sqnr", options.sqnr.then(|| "on".to_owned())),
         ("graph", options.graph.then(|| "on".to_owned())),
-        ("dp", (options.dp > 1).then(|| options.dp.to_string())),
+        ("dp", options.layout.dp.filter(|&dp| dp > 1).map(|dp| dp.to_string())),
+        ("tp", options.layout.tp.filter(|&tp| tp > 1).map(|tp| tp.to_string())),
+        ("sequence-parallel", options.layout.sequence_parallel.then(|| "on".to_owned())),
         ("threads", options.threads.map(|threads| threads.to_string())),
         ("stop-after", options.stop_after.map(|step| step.to_string())),
         ("resume", options.resume.as_ref().map(path)),
@@ -331,19 +364,13 @@ pub(crate) fn bad(dir: &Path, sentence: &str) -> Failure {
     Failure::input(format!("checkpoint {}: {sentence}", dir.display()))
 }
 
-/// Checks what `--dp` needs.
-fn check_ranks(options: &Train, batch: usize) -> Result<(), Failure> {
-    let dp = options.dp;
-    if dp == 1 {
+/// Checks that all replicas have as many rows of a batch.
+fn check_batch(dp: usize, batch: usize) -> Result<(), Failure> {
+    if batch.is_multiple_of(dp) {
         return Ok(());
     }
-    if !batch.is_multiple_of(dp) {
-        let better = batch.next_multiple_of(dp);
-        return Err(Failure::input(format!(
-            "--batch {batch} is not divisible by --dp {dp}; --batch {better} would be"
-        )));
-    }
-    Ok(())
+    let better = batch.next_multiple_of(dp);
+    Err(Failure::input(format!("--batch {batch} is not divisible by --dp {dp}; --batch {better} would be")))
 }
 
 fn check_shape(settings: &Settings) -> Result<(), Failure> {

@@ -77,6 +77,7 @@ fn run_rank<T: Trainer>(
     let failed = |error: String| Failure::work(format!("sample: {error}"));
     let sample = match (config.sample, &stopped) {
         (0, _) | (_, Some(_)) => None,
+        _ if !generates(config) => None,
         _ => Some(sample::generate(config, last.run, &mut last.trainer).map_err(failed)?),
     };
     let summary = Summary::new(config, &outcomes, &last.trainer, shares);
@@ -96,6 +97,11 @@ fn run_rank<T: Trainer>(
     Ok(None)
 }
 
+/// Whether a sample can be generated: one process does that, which has a whole model.
+fn generates(config: &Config) -> bool {
+    config.ranks.sharing().0 == 1
+}
+
 /// Writes the three files of the report folder.
 fn write(
     config: &Config,
@@ -109,6 +115,8 @@ fn write(
     folder.write("report.html", &report::html(config, summary, outcomes, sample))
 }
 
+const NO_SAMPLE: &str = "No sample: processes that share the layers of a model (--tp) generate no text.\n\n";
+
 /// Returns the text for stdout.
 fn results(config: &Config, summary: &Summary, sample: Option<&Sample>, folder: &ReportDir) -> String {
     let mut text = String::new();
@@ -118,6 +126,9 @@ fn results(config: &Config, summary: &Summary, sample: Option<&Sample>, folder: 
             "Prompt:\n\n{prompt}\n\nThe {model} model continues:\n\n{}\n\n",
             printable(&sample.bytes)
         );
+    }
+    if config.sample > 0 && !generates(config) {
+        text += NO_SAMPLE;
     }
     text += &summary.table();
     text += &format!("\n{}\n", folder.path().join("report.html").display());

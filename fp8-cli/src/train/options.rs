@@ -12,6 +12,8 @@ use fp8_nn::fp8_recipe::Recipe;
 
 use crate::command_line::{self, Parsed, named, with_negative_numbers};
 use crate::failure::Failure;
+use crate::train::layout::Layout;
+use crate::train::numbers::{count, number};
 
 /// Trains a byte-level GPT twice from one seed, in high precision and in FP8, and compares the two.
 ///
@@ -30,10 +32,8 @@ pub(crate) struct Train {
     #[arg(long)]
     pub(crate) graph: bool,
 
-    /// Train on N processes, each with its rows of every batch, which must be a multiple of N. The option starts nothing: fp8 launch,
-    /// torchrun, mpirun or srun do
-    #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1024>)]
-    pub(crate) dp: usize,
+    #[command(flatten)]
+    pub(crate) layout: Layout,
 
     /// CPU threads; they change the speed and no bit of the results [default: RAYON_NUM_THREADS, or all cores]
     #[arg(long, value_name = "N", value_parser = count::<1024>)]
@@ -326,19 +326,6 @@ pub(crate) fn parse<S: Into<String>>(
         Parsed::Options(options, matches) => Ok((options, Given::new(named(&matches)))),
         Parsed::Help(_) => Err(Failure::input("help was asked for where options were expected")),
     }
-}
-
-pub(crate) fn number<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
-    match text.parse::<u128>() {
-        Ok(number) if number < MIN as u128 => Err(format!("must be at least {MIN}")),
-        Ok(number) if number > MAX as u128 => Err(format!("must be at most {MAX}")),
-        Ok(number) => usize::try_from(number).map_err(|_| format!("must be at most {MAX}")),
-        Err(_) => Err(format!("must be a whole number from {MIN} to {MAX}")),
-    }
-}
-
-pub(crate) fn count<const MAX: usize>(text: &str) -> Result<usize, String> {
-    number::<1, MAX>(text)
 }
 
 pub(crate) fn seed(text: &str) -> Result<u64, String> {

@@ -1,13 +1,16 @@
-//! The processes that train one model together, each on its rows of a batch.
+//! The processes that train one model together: replicas, each on its rows of a batch, whose ranks share layers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fp8_nn::fp8_dist::{Environment, Mesh, MeshOptions};
+use fp8_hf::TrainRanks;
+use fp8_nn::fp8_dist::{Environment, Mesh};
 use fp8_nn::prelude::*;
+use fp8_nn::{TensorParallel, TensorParallelOptions};
 
 use crate::failure::Failure;
 use crate::train::batches::Batch;
+use crate::train::layout::Layout;
 use crate::train::options::DeviceName;
 
 /// The time that a rank waits for the others: also for the first one while it saves.
@@ -23,41 +26,23 @@ pub(crate) struct Ranks {
 /// The processes of a training, from one of them.
 #[derive(Debug, Clone)]
 struct Job {
-    /// The group that reduces what is on the devices.
-    group: Arc<dyn ProcessGroup>,
+    /// The groups that reduce what is on the devices.
+    mesh: Mesh,
+    tensor_parallel: TensorParallelOptions,
     /// The group in which the processes themselves exchange a few numbers; on CPUs the same.
     control: Arc<dyn ProcessGroup>,
     device: Device,
 }
 
 impl Ranks {
-    /// Joins the other processes. `dp` is the number that `--dp` says, if it was given.
-    pub(crate) fn join(dp: Option<usize>, device: DeviceName) -> Result<Self, Failure> {
-        if dp == Some(1) {
+    /// Joins the other processes.
+    pub(crate) fn join(layout: &Layout, device: DeviceName) -> Result<Self, Failure> {
+        if layout.dp == Some(1) && layout.tp() == 1 && !layout.sequence_parallel {
             return Ok(Self::default());
         }
         let environment = Environment::detect()
             .map_err(|error| Failure::input(format!("{error}; --dp 1 trains in this process alone")))?;
-        let started = environment.world_size;
-        let dp = match (dp, started) {
-            (None, 1) => return Ok(Self::default()),
-            (Some(dp), _) if dp == started => dp,
-            (Some(dp), 1) => {
-                return Err(Failure::input(format!(
-                    "--dp {dp}: this is the only process: fp8 launch -n {dp} -- fp8 train --dp {dp} starts {dp} on this machine"
-                )));
-            }
-            (Some(dp), _) => {
-                let sentence =
-                    format!("--dp {dp}: {started} processes were started: expected --dp {started}");
-                return Err(Failure::input(sentence));
-            }
-            (None, _) => {
-                return Err(Failure::input(format!(
-                    "{started} processes were started: --dp {started} trains one model on them, --dp 1 one in each"
-                )));
-            }
-        };
+        let Some(sizes) = layout.sizes(environment.world_size)? else { return Ok(Self::default()) };
         let failed = |error: &dyn std::fmt::Display| Failure::input(error.to_string());
         let control = tcp("world", &environment, DEADLINE).map_err(|error| failed(&error))?;
         let kind = if device == DeviceName::Cpu { "--device cpu" } else { "--device cuda" };
@@ -68,9 +53,10 @@ impl Ranks {
         })?;
         control.agree_on_names("device", &[kind.into()]).map_err(|error| failed(&error))?;
         let world = of_devices(&control, &environment, &device).map_err(|error| failed(&error))?;
-        let mesh =
-            Mesh::new(world, &MeshOptions { dp, ..Default::default() }).map_err(|error| failed(&error))?;
-        Ok(Self { job: Some(Job { group: mesh.dp().clone(), control, device }) })
+        let mesh = Mesh::new(world, &sizes).map_err(|error| failed(&error))?;
+        let tensor_parallel =
+            TensorParallelOptions { sequence_parallel: layout.sequence_parallel, ..Default::default() };
+        Ok(Self { job: Some(Job { mesh, tensor_parallel, control, device }) })
     }
 
     /// Expects that this process was started alone.
@@ -84,15 +70,48 @@ impl Ranks {
         }
     }
 
-    /// The ranks of a group.
+    /// The ranks of a mesh.
     #[cfg(test)]
-    pub(crate) fn of(group: Arc<dyn ProcessGroup>) -> Self {
-        Self { job: Some(Job { control: group.clone(), group, device: Device::cpu() }) }
+    pub(crate) fn of(mesh: Mesh, tensor_parallel: TensorParallelOptions) -> Self {
+        let control = mesh.world().clone();
+        Self { job: Some(Job { mesh, tensor_parallel, control, device: Device::cpu() }) }
     }
 
-    /// Returns the group that reduces gradients and amaxes.
-    pub(crate) fn group(&self) -> Option<&Arc<dyn ProcessGroup>> {
-        self.job.as_ref().map(|job| &job.group)
+    /// The replicas of a group.
+    #[cfg(test)]
+    pub(crate) fn replicas(group: Arc<dyn ProcessGroup>) -> Self {
+        let sizes = fp8_nn::fp8_dist::MeshOptions { dp: group.world_size(), tp: 1 };
+        Self::of(Mesh::new(group, &sizes).unwrap(), TensorParallelOptions::default())
+    }
+
+    /// Returns the groups that reduce what is on the devices.
+    pub(crate) fn mesh(&self) -> Option<&Mesh> {
+        self.job.as_ref().map(|job| &job.mesh)
+    }
+
+    /// Returns this process's place, as a trainer takes it.
+    pub(crate) fn train_ranks(&self) -> Option<TrainRanks> {
+        let Job { mesh, tensor_parallel, control, .. } = self.job.clone()?;
+        Some(TrainRanks { mesh, tensor_parallel, control })
+    }
+
+    /// Returns the layout in words, if there are several processes.
+    pub(crate) fn layout(&self) -> Option<String> {
+        self.train_ranks().map(|ranks| ranks.layout())
+    }
+
+    /// Returns the ranks that share the layers of this replica, as an option of layers. They all call it.
+    pub(crate) fn tensor_parallel(&self) -> fp8_nn::Result<Option<TensorParallel>> {
+        match &self.job {
+            Some(job) => TensorParallel::new(job.mesh.tp().clone(), &job.tensor_parallel),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the number of ranks that share layers, and whether they share tokens, too.
+    pub(crate) fn sharing(&self) -> (usize, bool) {
+        let of = |job: &Job| (job.mesh.tp().world_size(), job.tensor_parallel.sequence_parallel);
+        self.job.as_ref().map_or((1, false), of)
     }
 
     /// Returns the group in which the processes themselves exchange a few numbers.
@@ -108,17 +127,35 @@ impl Ranks {
         }
     }
 
+    /// Returns the number of this process.
     pub(crate) fn rank(&self) -> usize {
-        self.group().map_or(0, |group| group.rank())
+        self.mesh().map_or(0, |mesh| mesh.world().rank())
     }
 
+    /// Returns the number of processes.
     pub(crate) fn count(&self) -> usize {
-        self.group().map_or(1, |group| group.world_size())
+        self.mesh().map_or(1, |mesh| mesh.world().world_size())
+    }
+
+    /// Returns the number of this process's replica, and how many there are.
+    pub(crate) fn replica(&self) -> [usize; 2] {
+        self.mesh().map_or([0, 1], |mesh| [mesh.dp().rank(), mesh.dp().world_size()])
+    }
+
+    /// All groups of devices, each once.
+    fn groups(&self) -> Vec<&Arc<dyn ProcessGroup>> {
+        let mut groups: Vec<&Arc<dyn ProcessGroup>> = Vec::new();
+        for group in self.mesh().iter().flat_map(|mesh| [mesh.world(), mesh.dp(), mesh.tp()]) {
+            if !groups.iter().any(|known| Arc::ptr_eq(known, group)) {
+                groups.push(group);
+            }
+        }
+        groups
     }
 
     /// Returns the bytes that this process has sent to the others so far.
     pub(crate) fn bytes_sent(&self) -> u64 {
-        self.group().map_or(0, |group| group.traffic().bytes())
+        self.groups().iter().map(|group| group.traffic().bytes()).sum()
     }
 
     /// Whether this process writes, prints and saves.
@@ -134,10 +171,11 @@ impl Ranks {
         agreed.map_err(|error| Failure::input(different(&error).unwrap_or_else(|| error.to_string())))
     }
 
-    /// The rows of a batch that this process computes. Those of different processes may differ in number by one.
+    /// The rows of a batch that this replica computes. Those of different replicas may differ in number by one.
     pub(crate) fn part(&self, batch: &Batch) -> Batch {
-        let at = |rank: usize| batch.rows * rank / self.count();
-        batch.rows_of(at(self.rank())..at(self.rank() + 1))
+        let [replica, replicas] = self.replica();
+        let at = |replica: usize| batch.rows * replica / replicas;
+        batch.rows_of(at(replica)..at(replica + 1))
     }
 
     /// Returns whether any process says so.
@@ -149,18 +187,6 @@ impl Ranks {
                 group.all_reduce("stop", &says, ReduceOp::Max).map_err(|error| error.to_string())
             })?;
         Ok(any.to_vec::<i32>().map_err(|error| error.to_string())? != [0])
-    }
-
-    /// Does what only the first process does, while the others wait.
-    pub(crate) fn first_does(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        if self.is_first() {
-            // If it fails, the others learn it when this process leaves the group.
-            work()?;
-        }
-        match self.control() {
-            Some(group) => group.barrier().map_err(|error| Failure::work(error.to_string())),
-            None => Ok(()),
-        }
     }
 
     /// Ends a job that was complete, or that all ranks have stopped. The first one tells why; the others wait for it and keep its exit
@@ -179,7 +205,7 @@ impl Ranks {
 
     /// Tells the other ranks that this one cannot go on.
     pub(crate) fn give_up(&self, failure: Failure) -> Failure {
-        for group in self.control().into_iter().chain(self.group()) {
+        for group in self.control().into_iter().chain(self.groups()) {
             group.poison(&failure.to_string());
         }
         failure

@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use fp8_hf::Config;
-use fp8_nn::checkpoint;
+use fp8_nn::checkpoint::{self, load_on, save_on};
+use fp8_nn::fp8_dist::Mesh;
 use fp8_nn::fp8_kernels::ops::{CrossEntropyOptions, Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
 use fp8_nn::fp8_recipe::{DropoutProgress, Explanation, SlotRole, SlotTrace};
 use fp8_nn::prelude::*;
 
 use crate::failure::about_device;
+use crate::gathers;
 use crate::train::batches::{self, Batch};
 use crate::train::options::{Dtype, FormatName, ModelName, Place, RecipeName, Settings};
 use crate::train::ranks::Ranks;
@@ -23,7 +25,7 @@ pub(crate) struct Session {
     ranks: Ranks,
     /// Sums gradients over the ranks while backward goes on, if there are several.
     gradients: Option<Gradients>,
-    /// The divisor of the loss: the targets of a batch, if this rank has only some of them.
+    /// The divisor of the loss: the targets of a batch, if this rank may have only some of them.
     normalizer: Option<f32>,
     model: Gpt,
     optimizer: AdamW,
@@ -55,9 +57,9 @@ pub(crate) struct Session {
     hf_config: Option<(String, String)>,
 }
 
-/// Ranks draw different masks: each has rows of its own.
+/// Replicas draw different masks: each has rows of its own. Those of ranks that share layers are parts of one.
 fn dropout_seed(settings: &Settings, ranks: &Ranks) -> u64 {
-    settings.seed ^ (ranks.rank() as u64) << 32
+    settings.seed ^ (ranks.replica()[0] as u64) << 32
 }
 
 /// Returns the options of the model.
@@ -137,7 +139,8 @@ const TRACED: usize = 100;
 impl Session {
     fn new(settings: &Settings, place: Place, ranks: &Ranks, run: Run) -> Result<Self> {
         let device = ranks.device(place.device)?;
-        let options = model_options(settings, place);
+        let mut options = model_options(settings, place);
+        options.layer.tensor_parallel = ranks.tensor_parallel()?;
         // What Hugging Face has no family for is saved without.
         let hf_config = Config::from_gpt_options(&options).ok().map(|config| config.metadata());
         let before = device.memory_report().now;
@@ -149,10 +152,10 @@ impl Session {
             scaling.set_dropout_seed(dropout_seed(settings, ranks))?;
         }
         let (mut normalizer, mut gradients) = (None, None);
-        if let Some(group) = ranks.group() {
-            scaling.set_group(group.clone());
+        if let Some(mesh) = ranks.mesh() {
+            scaling.set_group(mesh.amax_group());
             normalizer = Some((settings.batch * settings.seq) as f32);
-            gradients = Some(Gradients::new(&model, group.clone(), GradientsOptions::default())?);
+            gradients = Some(Gradients::new(&model, mesh.dp().clone(), GradientsOptions::default())?);
         }
         let compute_dtype = match settings.dtype {
             Dtype::F32 => None,
@@ -207,10 +210,14 @@ impl Session {
     fn loaded(settings: &Settings, place: Place, ranks: &Ranks, run: Run, dir: &Path) -> Result<Self> {
         let mut session = Self::new(settings, place, ranks, run)?;
         session.scaling.prepare(&session.recipe, &session.autocast)?;
-        let loaded = checkpoint::load(dir, &mut session.model, &mut session.optimizer, &mut session.scaling)?;
+        let Self { model, optimizer, scaling, .. } = &mut session;
+        let loaded = match ranks.mesh() {
+            None => checkpoint::load(dir, model, optimizer, scaling)?,
+            Some(mesh) => load_on(mesh, dir, model, optimizer, scaling)?,
+        };
         session.scale = session.scaler.state()?;
-        if settings.dropout > 0.0 && !ranks.is_first() {
-            // The checkpoint has the first rank's.
+        if settings.dropout > 0.0 && ranks.replica()[0] > 0 {
+            // The checkpoint has the first replica's.
             let mut state = session.scaling.state()?;
             let seed = dropout_seed(settings, ranks);
             state.dropout = state.dropout.map(|dropout| DropoutProgress { seed, ..dropout });
@@ -279,9 +286,9 @@ impl Session {
         }
         self.model.loss_backward_scaled(&mut cx, saved, &self.scaler)?;
         cx.commit()?;
-        if let (Some(gradients), Some(group)) = (&mut self.gradients, self.ranks.group()) {
+        if let (Some(gradients), Some(mesh)) = (&mut self.gradients, self.ranks.mesh()) {
             gradients.finish(&mut self.model)?;
-            loss = group.all_reduce("loss", &loss, ReduceOp::Sum)?;
+            loss = sum(mesh, "loss", loss)?;
         }
         let grad_norm = self.scaler.clip_grad_norm(&mut self.model, MAX_GRAD_NORM)?;
         // The optimizer skips a step whose gradients have no finite norm.
@@ -292,15 +299,14 @@ impl Session {
     }
 
     fn loss(&mut self, batch: &Batch) -> Result<f32> {
-        let Some(group) = self.ranks.group().cloned() else { return self.own_loss(batch) };
+        let Some(mesh) = self.ranks.mesh().cloned() else { return self.own_loss(batch) };
         let part = self.ranks.part(batch);
         let share = part.rows as f32 / batch.rows as f32;
         let own = if part.rows == 0 { 0.0 } else { self.own_loss(&part)? * share };
-        let own = Tensor::scalar(own, &self.device)?;
-        Ok(group.all_reduce("held-out loss", &own, ReduceOp::Sum)?.item()?)
+        Ok(sum(&mesh, "held-out loss", Tensor::scalar(own, &self.device)?)?.item()?)
     }
 
-    /// Returns the mean loss of the rows of this rank.
+    /// Returns the mean loss of the rows of this replica.
     fn own_loss(&mut self, batch: &Batch) -> Result<f32> {
         let (ids, targets) = self.tensors(batch)?;
         let mut cx = self.scaling.eval_with_options(&self.recipe, &self.autocast)?;
@@ -315,6 +321,14 @@ impl Session {
         let mut tokens = Vec::new();
         self.model.generate(&mut cx, &[prompt], options, |_, token| tokens.push(token))?;
         Ok(tokens)
+    }
+}
+
+/// Returns the sum over the replicas.
+fn sum(mesh: &Mesh, what: &str, own: Tensor) -> Result<Tensor> {
+    match mesh.dp().world_size() {
+        1 => Ok(own),
+        _ => Ok(mesh.dp().all_reduce(what, &own, ReduceOp::Sum)?),
     }
 }
 
@@ -409,7 +423,11 @@ impl Trainer for Session {
         }
         let mut metadata = metadata.clone();
         metadata.extend(self.hf_config.clone());
-        checkpoint::save(dir, &self.model, &self.optimizer, &self.scaling, &metadata).map_err(sentence)
+        let Self { model, optimizer, scaling, .. } = self;
+        match self.ranks.mesh() {
+            None => checkpoint::save(dir, model, optimizer, scaling, &metadata).map_err(sentence),
+            Some(mesh) => save_on(mesh, dir, model, optimizer, scaling, &metadata).map_err(sentence),
+        }
     }
 
     fn step(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult, String> {
@@ -444,7 +462,7 @@ impl Trainer for Session {
     }
 
     fn parameters(&self) -> usize {
-        num_parameters(&self.model)
+        parameters(&self.model).iter().map(|parameter| parameter.global_shape().numel()).sum()
     }
 
     fn memory(&self) -> Option<MemoryUse> {
@@ -465,6 +483,10 @@ impl Trainer for Session {
 
     fn attention(&self) -> Attention {
         self.attention
+    }
+
+    fn gathered_in_high_precision(&self) -> Vec<String> {
+        gathers::in_high_precision(&self.model)
     }
 
     fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {

@@ -96,7 +96,7 @@ mod tests {
         thread::scope(|scope| {
             for group in local("dp", 2, Duration::from_secs(60)).unwrap() {
                 scope.spawn(move || {
-                    let ranks = Ranks::of(group);
+                    let ranks = Ranks::replicas(group);
                     let one = ranks.rank() as f64 + 1.0;
                     let outcomes = [outcome(Run::Fp8, one, ranks.rank() as u64 * 100)];
                     let shares = gather(&ranks, &outcomes).unwrap();

@@ -123,6 +123,10 @@ pub(crate) struct Summary {
     /// Bytes when they were most, in all and by what they were used for. Null if a training did not complete.
     pub(crate) peak_memory_bytes: Both,
     pub(crate) peak_memory_of: Vec<(&'static str, Both)>,
+    /// The arrangement of the ranks. Null for a process that trained alone.
+    pub(crate) layout: Option<String>,
+    /// The tensors that ranks have gathered in high precision, although the recipe quantizes them.
+    pub(crate) gathered_in_high_precision: Vec<String>,
     /// The share of each rank; empty for a process that trained alone.
     pub(crate) ranks: Vec<Share>,
 }
@@ -203,6 +207,8 @@ impl Summary {
                     (kind, Both::new(outcomes, |outcome| Some(bytes(&outcome.memory?) as f64)))
                 })
                 .to_vec(),
+            layout: config.ranks.layout(),
+            gathered_in_high_precision: if fp8 { trainer.gathered_in_high_precision() } else { Vec::new() },
             ranks,
         }
     }

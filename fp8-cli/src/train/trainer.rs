@@ -55,7 +55,7 @@ pub(crate) trait Trainer: Sized {
     }
     /// Reads the strings that [`Trainer::save`] wrote to `dir`.
     fn metadata(dir: &Path) -> Result<Metadata, String>;
-    /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite.
+    /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite. All ranks call it.
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
     /// Does one optimizer step with the batch of all ranks and returns the loss of the weights before it. If `observed`, the quantizers count
     /// saturated and underflowed values, which takes time and changes no bit of the results, and measure how exact the codes
@@ -87,6 +87,10 @@ pub(crate) trait Trainer: Sized {
     }
     /// Returns what takes the place of FP8 matrix products that the device does not have, and of how many in a step.
     fn emulated_gemms_per_step(&self) -> Vec<(String, usize)> {
+        Vec::new()
+    }
+    /// Returns the tensors that processes that share tokens have gathered in high precision, although the recipe quantizes them.
+    fn gathered_in_high_precision(&self) -> Vec<String> {
         Vec::new()
     }
 }

@@ -196,10 +196,9 @@ pub(crate) fn save<T: Trainer>(config: &Config, journey: &Journey<T>) -> Result<
     let Some(folder) = &config.save else { return Ok(()) };
     let dir = folder.join(journey.run.name());
     let metadata = config.metadata(journey.run, journey.step);
-    config.ranks.first_does(|| {
-        let saved = journey.trainer.save(&dir, &metadata);
-        saved.map_err(|error| Failure::work(format!("saving to {}: {error}", dir.display())))
-    })
+    // The first rank writes. If it fails, the others learn it when it leaves them.
+    let saved = journey.trainer.save(&dir, &metadata);
+    saved.map_err(|error| Failure::work(format!("saving to {}: {error}", dir.display())))
 }
 
 /// Turns a training that did not complete into the failure that the program ends with. Saves an interrupted one.

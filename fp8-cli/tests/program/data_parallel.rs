@@ -18,7 +18,7 @@ fn trained(folder: &Path, ranks: usize, more: &str) -> (i32, String, String) {
 }
 
 /// Losses, norms and rates of steps.csv: all but the milliseconds.
-fn steps(folder: &Path) -> Vec<Vec<f64>> {
+pub(crate) fn steps(folder: &Path) -> Vec<Vec<f64>> {
     let text = fs::read_to_string(folder.join("steps.csv")).unwrap();
     let line = |line: &str| {
         let cells: Vec<f64> = line.split(',').skip(1).map(|cell| cell.parse().unwrap_or(0.0)).collect();

@@ -16,7 +16,7 @@ fn data() -> PathBuf {
 }
 
 /// A folder with `model`, `chat.jsonl` and `text.txt`.
-fn place() -> tempfile::TempDir {
+pub(crate) fn place() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
     copy(&data().join("model"), &place.path().join("model"));
     let chat = fs::read_to_string(data().join("chat.jsonl")).unwrap();
@@ -37,7 +37,7 @@ fn trained(folder: &Path, line: &str) -> String {
     out
 }
 
-fn losses(run: &Path) -> Vec<f64> {
+pub(crate) fn losses(run: &Path) -> Vec<f64> {
     TrainRun::read_log(run).unwrap().iter().map(|record: &TrainRecord| record.loss).collect()
 }
 
@@ -459,7 +459,7 @@ const MISTAKES: [(&str, &str); 51] = [
     ),
     (
         "model --data text.txt --out run --accumulate 9",
-        "--accumulate 9: each process has 8 of the --batch 8 sequences of a step: expected at most 8",
+        "--accumulate 9: each replica has 8 of the --batch 8 sequences of a step: expected at most 8",
     ),
     ("model --data text.txt --out run --lora 0", "--lora 0: must be at least 1"),
     (

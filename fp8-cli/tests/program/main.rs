@@ -15,6 +15,7 @@ mod mistakes;
 mod output;
 mod running;
 mod start_token;
+mod tensor_parallel;
 #[path = "../../../fp8-hf/tests/suite/trained.rs"]
 mod trained;
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::gathers;
 use crate::page::{escape, grouped, section};
 use crate::train::config::Config;
 use crate::train::summary::Summary;
@@ -11,7 +12,7 @@ use crate::train::trainer::Run;
 pub(super) fn facts(summary: &Summary) -> String {
     let origin = &summary.origin;
     let commit = origin.commit.clone().unwrap_or_else(|| "not built in a checkout".to_owned());
-    let rows = [
+    let mut rows = vec![
         ("date", origin.date.clone()),
         ("processor", format!("{}, {} cores", origin.cpu, origin.cores)),
         ("device", format!("{}, {} CPU threads", summary.device, summary.threads)),
@@ -23,6 +24,8 @@ pub(super) fn facts(summary: &Summary) -> String {
         ("bytes trained on", grouped(summary.tokens)),
         ("text", format!("{}, {} bytes", summary.text, grouped(summary.text_bytes as u64))),
     ];
+    rows.extend(summary.layout.clone().map(|layout| ("layout of the ranks", layout)));
+    rows.extend(gathers::row(&summary.gathered_in_high_precision));
     let mut html = String::from("<table>\n<tbody>\n");
     for (what, value) in rows {
         let _ = writeln!(html, "<tr><th>{what}</th><td>{}</td></tr>", escape(&value));
@@ -60,8 +63,8 @@ pub(super) fn ranks(summary: &Summary) -> String {
     section("Ranks", RANKS_NOTE, &(html + "</tbody>\n</table>\n"))
 }
 
-const RANKS_NOTE: &str = "Each rank trains on its rows of every batch and sends gradients and amaxes to the others. A step takes as long \
-                          as the slowest rank.";
+const RANKS_NOTE: &str = "Each replica trains on its rows of every batch and sends gradients and amaxes to the others; the ranks that share \
+                          its layers send each other activations, too. A step takes as long as the slowest rank.";
 
 /// Every option that has a value, and where the value came from.
 pub(super) fn options(config: &Config) -> String {

@@ -221,7 +221,7 @@ fn losses(count: usize, options: &str) -> Vec<Vec<[f32; 2]>> {
     let groups = local("dp", count, Duration::from_secs(60)).unwrap();
     std::thread::scope(|scope| {
         let threads: Vec<_> =
-            groups.into_iter().map(|group| scope.spawn(|| train(Ranks::of(group)))).collect();
+            groups.into_iter().map(|group| scope.spawn(|| train(Ranks::replicas(group)))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -261,13 +261,10 @@ fn ranks_draw_dropout_masks_of_their_own_again_after_a_resume() {
     let folder = tempfile::tempdir().unwrap();
     let groups = local("dp", 2, Duration::from_secs(60)).unwrap();
     let run = |group: std::sync::Arc<dyn ProcessGroup>| {
-        let ranks = Ranks::of(group.clone());
+        let ranks = Ranks::replicas(group);
         let mut session = Session::start(&settings, place, &ranks, Run::Fp8).unwrap();
         session.step(&batch(), 1e-2, false).unwrap();
-        if ranks.is_first() {
-            session.save(folder.path(), &Metadata::new()).unwrap();
-        }
-        group.barrier().unwrap();
+        session.save(folder.path(), &Metadata::new()).unwrap();
         let mut resumed = Session::resume(&settings, place, &ranks, Run::Fp8, folder.path()).unwrap();
         let seeds = [&session, &resumed].map(|session| session.scaling.dropout_seed());
         let losses =
