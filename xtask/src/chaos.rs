@@ -4,9 +4,9 @@
 //! each makes all its tries: processes that are killed or stopped, garbage, slow bytes, two jobs on one port. A failure is
 //! a rank that ends with the wrong error or too late, an exchange between two jobs, or a panic.
 //!
-//! With `--layout dp2` it attacks `fp8 train` on two ranks instead.
+//! With `--layout dp2`, `tp2`, `tp2-sp` or `dp2tp2` it attacks `fp8 train` on two or four ranks instead.
 
-mod dp2;
+mod training;
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(crate) struct Chaos {
     /// Seed of the random attacks
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// The target: groups of processes that sum, or a training on two ranks
+    /// The target: groups of processes that sum, or a training on two ranks, or on four for dp2tp2
     #[arg(long, value_enum, default_value = "groups")]
     layout: Layout,
     /// Number of faults in a training
@@ -39,18 +39,30 @@ pub(crate) struct Chaos {
 enum Layout {
     Groups,
     Dp2,
+    Tp2,
+    Tp2Sp,
+    Dp2tp2,
+}
+
+impl Layout {
+    /// Returns the ranks of a training and its options; `None` for groups.
+    const fn training(self) -> Option<(usize, &'static str)> {
+        match self {
+            Self::Groups => None,
+            Self::Dp2 => Some((2, "--dp 2")),
+            Self::Tp2 => Some((2, "--tp 2")),
+            Self::Tp2Sp => Some((2, "--tp 2 --sequence-parallel")),
+            Self::Dp2tp2 => Some((4, "--dp 2 --tp 2 --sequence-parallel")),
+        }
+    }
 }
 
 pub(crate) fn run(options: &Chaos) -> Result<ExitCode> {
-    match options.layout {
-        Layout::Groups => groups(options),
-        Layout::Dp2 => {
-            let start = Instant::now();
-            let passes = dp2::run(options.seed, options.faults as usize)?;
-            println!("seed {}, {:.0} s", options.seed, start.elapsed().as_secs_f64());
-            Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-    }
+    let Some((ranks, layout)) = options.layout.training() else { return groups(options) };
+    let start = Instant::now();
+    let passes = training::run(options.seed, options.faults as usize, ranks, layout)?;
+    println!("{layout}, seed {}, {:.0} s", options.seed, start.elapsed().as_secs_f64());
+    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn groups(options: &Chaos) -> Result<ExitCode> {

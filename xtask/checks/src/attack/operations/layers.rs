@@ -88,7 +88,13 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
     let (which, recomputes) = (draw.below(8), draw.once_in(4));
     let (hidden_size, num_attention_heads, num_gqa_groups) = heads(draw);
     let (causal, rope, input_layernorm) = (draw.flip(), draw.flip(), draw.flip());
-    let norm = NormLayerOptions { hidden_size: input, eps, zero_centered_gamma, params_dtype };
+    let norm = NormLayerOptions {
+        hidden_size: input,
+        eps,
+        zero_centered_gamma,
+        params_dtype,
+        tensor_parallel: None,
+    };
     let of_heads = NormOptions { normalization, eps, ..Default::default() };
     let drawn = Drawn {
         input,
@@ -127,6 +133,16 @@ pub(super) fn layers(case: &mut Case<'_>) -> Option<()> {
     }
 }
 
+/// Parts of an output, which sometimes do not add up.
+fn output_parts(case: &mut Case<'_>, output: usize) -> Vec<usize> {
+    match case.draw.below(6) {
+        0 => vec![output],
+        1 => vec![output / 2, output - output / 2],
+        2 if case.draw.once_in(4) => vec![case.draw.below(200), usize::MAX],
+        _ => Vec::new(),
+    }
+}
+
 /// Attacks a [`Linear`].
 fn linear(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng) -> Option<()> {
     let &Drawn { input, output, params_dtype, bias, init_std, recomputes, .. } = drawn;
@@ -138,6 +154,9 @@ fn linear(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut StdRng)
         init_std,
         save_original_input: case.draw.once_in(3),
         return_bias: case.draw.once_in(4),
+        tensor_parallel: None,
+        parallel_mode: case.draw.pick(&[ParallelMode::Column, ParallelMode::Row]),
+        output_parts: output_parts(case, output),
     };
     case.say(|| format!("{options:?}"));
     let fc = case.call("Linear::new", || Linear::new(PATH, options, device, rng))?;
@@ -170,6 +189,8 @@ fn layer_norm_linear(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &
         init_std,
         return_bias: case.draw.once_in(4),
         recompute_norm: recomputes,
+        tensor_parallel: None,
+        output_parts: output_parts(case, output),
     };
     case.say(|| format!("{options:?}"));
     let fc = case.call("LayerNormLinear::new", || LayerNormLinear::new(PATH, options, device, rng))?;
@@ -203,6 +224,7 @@ fn layer_norm_mlp(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &mut
         return_bias: case.draw.once_in(4),
         recompute_norm: case.draw.once_in(3),
         recompute_activation: case.draw.once_in(3),
+        tensor_parallel: None,
     };
     case.say(|| format!("{options:?}"));
     let mlp = case.call("LayerNormMlp::new", || LayerNormMlp::new(PATH, options, device, rng))?;
@@ -251,6 +273,7 @@ fn multihead_attention(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng:
         init: InitOptions { init_std, output_layer_init_std },
         return_bias: case.draw.once_in(4),
         recompute_norm: recomputes,
+        tensor_parallel: None,
     };
     case.say(|| format!("{options:?}"));
     let layer =
@@ -306,6 +329,7 @@ fn transformer_layer(case: &mut Case<'_>, drawn: &Drawn, device: &Device, rng: &
         qkv_bias: case.draw.pick(&[None, None, Some(true), Some(false)]),
         params_dtype,
         init: InitOptions { init_std, output_layer_init_std },
+        tensor_parallel: None,
     };
     case.say(|| format!("{options:?}"));
     let layer = case.call("TransformerLayer::new", || TransformerLayer::new(PATH, options, device, rng))?;

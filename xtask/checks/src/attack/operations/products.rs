@@ -171,7 +171,7 @@ pub(super) fn attention_fp8(case: &mut Case<'_>) -> Option<()> {
         window: (case.draw.pick(&[None, None, Some(0), Some(70)]), case.draw.pick(&[None, None, Some(1)])),
         diagonal: case.draw.pick(&[Diagonal::TopLeft, Diagonal::BottomRight]),
         softmax_scale: case.draw.pick(&[None, None, Some(0.0), Some(-0.1), Some(f32::NAN)]),
-        dropout: None,
+        ..Default::default()
     };
     let (groups, repeats) = (1 + case.draw.below(2), 1 + case.draw.below(3));
     let head_dim = case.draw.pick(&[1, 8, 16, 24, 32, 64, 80, 128, 130]);

@@ -1,7 +1,8 @@
 //! Operations along rows: sums, norms, softmax, attention, losses, lookups.
 
 use fp8_kernels::ops::{
-    self, CrossEntropyOptions, Diagonal, Dropout, DropoutKey, Norm, NormOptions, ScoreOptions, Sequences,
+    self, CrossEntropyOptions, Diagonal, Dropout, DropoutKey, Norm, NormOptions, Part, ScoreOptions,
+    Sequences,
 };
 use fp8_kernels::{DType, Tensor};
 
@@ -214,7 +215,8 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let key = DropoutKey { seed: case.draw.bits(), offset: case.draw.pick(&[0, 1 << 33, u64::MAX]) };
     let dropout = drops.then(|| Dropout { p, draw: key.into() });
     let dropout = dropout.as_ref();
-    let options = ScoreOptions { causal, window, diagonal, softmax_scale: scale, dropout };
+    let options =
+        ScoreOptions { causal, window, diagonal, softmax_scale: scale, dropout, ..Default::default() };
     let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;
     let usual = kind != Kind::Wild && scale.is_none_or(|scale| scale.abs() <= 1.0);
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };
@@ -275,7 +277,29 @@ pub(super) fn cross_entropy(case: &mut Case<'_>) -> Option<()> {
     })?;
     let atol = if loss_scale.abs() <= 2.0 { atol * 1e3 } else { f64::INFINITY };
     case.close("dx", &dx, Tolerance::of(dtype, atol));
+
+    let part = part(case, cols);
+    let of_part =
+        case.call("cross_entropy_part", || ops::cross_entropy_part(&logits, &targets, part, &options))?;
+    case.close("row_max of a part", &of_part.row_max, Tolerance { rtol: 0.0, atol: 0.0 });
+    let sums =
+        case.call("cross_entropy_part_sums", || ops::cross_entropy_part_sums(&of_part, &of_part.row_max))?;
+    let (_, saved) = case.call("cross_entropy_of_parts", || {
+        ops::cross_entropy_of_parts(&targets, &of_part.row_max, &sums, part.total, &options)
+    })?;
+    let dx = case.call("cross_entropy_part_backward", || {
+        ops::cross_entropy_part_backward(&logits, &targets, part, &saved, &options, loss_scale)
+    })?;
+    case.close("dx of a part", &dx, Tolerance::of(dtype, atol));
     Some(())
+}
+
+/// The place of a part of this length, sometimes one that is none.
+fn part(case: &mut Case<'_>, len: usize) -> Part {
+    let first = if case.draw.once_in(24) { case.draw.bits() as usize } else { case.draw.below(40) };
+    let behind = case.draw.below(40);
+    let total = first.saturating_add(len.min(1 << 20)).saturating_add(behind);
+    Part { first, total: if case.draw.once_in(24) { case.draw.below(total) } else { total } }
 }
 
 pub(super) fn embedding(case: &mut Case<'_>) -> Option<()> {
@@ -294,6 +318,11 @@ pub(super) fn embedding(case: &mut Case<'_>) -> Option<()> {
         .collect();
     let table = case.tensor(&table_shape, dtype, kind)?;
     let ids = case.integers(ids, &ids_shape)?;
+    let part = part(case, vocabulary);
+    let of_part = case.call("embedding_part", || ops::embedding_part(&ids, &table, part));
+    if let Some(of_part) = of_part {
+        case.exact("rows of a part", &of_part);
+    }
     let y = case.call("embedding", || ops::embedding(&ids, &table))?;
     case.exact("y", &y);
     let of = case.draw.dtype();

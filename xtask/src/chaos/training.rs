@@ -1,7 +1,7 @@
-//! Faults during `fp8 train` on two ranks, and the training that goes on afterwards.
+//! Faults during `fp8 train` on several ranks, and the training that goes on afterwards.
 //!
-//! A fault is a rank that is killed, or stopped for a moment; Ctrl-C; a disk that is full; or a cut link. Both ranks must end in
-//! time and without a panic, and what they leave behind must be a checkpoint from which the training goes on to the losses that it has
+//! A fault is a rank that is killed, or stopped for a moment; Ctrl-C; a disk that is full; or a cut link between two halves of the ranks.
+//! All ranks must end in time and without a panic, and what they leave behind must be a checkpoint from which the training goes on to the losses that it has
 //! without a fault, digit by digit.
 
 use std::collections::BTreeMap;
@@ -82,12 +82,12 @@ impl Draw {
 type Losses = BTreeMap<(String, String), String>;
 
 /// Makes `faults` faults. Returns the lines of the table, and whether all went well.
-pub(super) fn run(seed: u64, faults: usize) -> Result<bool> {
-    let program = program()?;
-    let expected = undisturbed(&program)?;
+pub(super) fn run(seed: u64, faults: usize, ranks: usize, layout: &'static str) -> Result<bool> {
+    let training = &Training { program: program()?, ranks, layout };
+    let expected = training.undisturbed()?;
     let whole = {
         let start = Instant::now();
-        undisturbed(&program)?;
+        training.undisturbed()?;
         start.elapsed()
     };
     let mut draw = Draw::new(seed);
@@ -96,7 +96,7 @@ pub(super) fn run(seed: u64, faults: usize) -> Result<bool> {
     let mut skipped: BTreeMap<Fault, (usize, String)> = BTreeMap::new();
     for number in 0..faults {
         let fault = draw.fault();
-        let tried = attempt(&program, fault, &mut draw, whole, &expected);
+        let tried = attempt(training, fault, &mut draw, whole, &expected);
         let [tries, failures, resumed] = counts.entry(fault).or_default();
         match tried {
             Ok(Outcome::Resumed) => (*tries, *resumed) = (*tries + 1, *resumed + 1),
@@ -130,11 +130,21 @@ fn program() -> Result<PathBuf> {
     program.ok_or_else(|| "cargo reports no program for fp8-cli".into())
 }
 
-fn undisturbed(program: &Path) -> Result<Losses> {
-    let place = tempfile::tempdir()?;
-    let job = Job::start(program, place.path(), None, &format!("{MODEL} --save run"))?;
-    job.succeed()?;
-    losses(place.path())
+/// The training that is attacked.
+struct Training {
+    program: PathBuf,
+    ranks: usize,
+    /// The options of the layout.
+    layout: &'static str,
+}
+
+impl Training {
+    fn undisturbed(&self) -> Result<Losses> {
+        let place = tempfile::tempdir()?;
+        let job = Job::start(self, place.path(), None, &format!("{MODEL} --save run"))?;
+        job.succeed()?;
+        losses(place.path())
+    }
 }
 
 /// The result of a fault that was survived.
@@ -147,7 +157,7 @@ enum Outcome {
 }
 
 fn attempt(
-    program: &Path,
+    training: &Training,
     fault: Fault,
     draw: &mut Draw,
     whole: Duration,
@@ -164,8 +174,8 @@ fn attempt(
     };
     // Anywhere in the training, also while it begins and ends.
     let when = whole * draw.below(1000) as u32 / 1000;
-    let victim = draw.below(2);
-    let mut job = Job::start(program, place.path(), link.as_ref(), &format!("{MODEL} --save run"))?;
+    let victim = draw.below(training.ranks);
+    let mut job = Job::start(training, place.path(), link.as_ref(), &format!("{MODEL} --save run"))?;
     thread::sleep(when);
     match fault {
         Fault::Kill => job.signal(victim, "-KILL"),
@@ -196,7 +206,7 @@ fn attempt(
     let resumes = !completed && checkpoints.iter().all(|checkpoint| checkpoint.exists());
     if !completed {
         let line = if resumes { "--resume run --sample 0 --quiet --eval-every 50" } else { MODEL };
-        let goes_on = Job::start(program, place.path(), None, &format!("{line} --save run"))?.succeed();
+        let goes_on = Job::start(training, place.path(), None, &format!("{line} --save run"))?.succeed();
         match goes_on {
             // The fault came behind the last save, perhaps before the report.
             Err(error) if error.to_string().contains("nothing is left to train") => {
@@ -265,29 +275,37 @@ fn mount(options: &[&str], place: &Path) -> Result {
     }
 }
 
-/// Both ranks of a training.
+/// All ranks of a training.
 struct Job {
     ranks: Vec<Child>,
 }
 
 impl Job {
-    /// Starts both ranks in `place`, at the ends of `link` if there is one.
-    fn start(program: &Path, place: &Path, link: Option<&Namespaces>, options: &str) -> Result<Self> {
+    /// Starts all ranks in `place`, each half at an end of `link` if there is one.
+    fn start(training: &Training, place: &Path, link: Option<&Namespaces>, options: &str) -> Result<Self> {
+        let Training { program, ranks, layout } = training;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let rank = |rank: usize| {
             let mut command = match link {
-                Some(link) => link.command(rank, program),
+                Some(link) => link.command(rank * 2 / ranks, program),
                 None => Command::new(program),
             };
-            command.arg("train").args(options.split(' ')).args(["--dp", "2", "--report-dir", "report"]);
+            command
+                .arg("train")
+                .args(options.split(' '))
+                .args(layout.split(' '))
+                .args(["--report-dir", "report"]);
             let address = if link.is_some() { ADDRESSES[0] } else { "127.0.0.1" };
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2").env("LOCAL_RANK", rank.to_string());
+            command
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", ranks.to_string())
+                .env("LOCAL_RANK", rank.to_string());
             command.env("MASTER_ADDR", address).env("MASTER_PORT", port.to_string());
             command.env("TORCHELASTIC_RUN_ID", format!("chaos {port}")).env("RAYON_NUM_THREADS", "1");
             command.current_dir(place).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
             command.spawn()
         };
-        Ok(Self { ranks: (0..2).map(rank).collect::<std::io::Result<_>>()? })
+        Ok(Self { ranks: (0..*ranks).map(rank).collect::<std::io::Result<_>>()? })
     }
 
     fn signal(&self, rank: usize, signal: &str) {
@@ -296,33 +314,31 @@ impl Job {
         let _ = Command::new("kill").args([signal, &id]).stderr(Stdio::null()).status();
     }
 
-    /// Waits for both ranks, and returns how they ended and what they said. While their group `is_forming`, one that outlives the other
-    /// is stopped, and so are both if the link between them is cut.
+    /// Waits for all ranks, and returns how they ended and what they said. While their group `is_forming`, those that outlive another
+    /// are stopped, and so are all if the link between them is cut.
     fn ends(&mut self, fault: Fault, is_forming: &dyn Fn() -> bool) -> Result<Vec<(ExitStatus, String)>> {
         let (start, mut alone) = (Instant::now(), None);
         while start.elapsed() < HANG {
             let mut running = Vec::new();
+            let count = self.ranks.len();
             for rank in &mut self.ranks {
                 if rank.try_wait()?.is_none() {
                     running.push(rank);
                 }
             }
-            match &mut *running {
-                [] => break,
-                [last] => {
-                    let alone: &Instant = alone.get_or_insert_with(Instant::now);
-                    if alone.elapsed() > PATIENCE && is_forming() {
-                        last.kill()?;
-                        last.wait()?;
-                    }
+            if running.is_empty() {
+                break;
+            }
+            if running.len() < count {
+                alone.get_or_insert_with(Instant::now);
+            }
+            let outlives = alone.is_some_and(|alone: Instant| alone.elapsed() > PATIENCE);
+            let is_cut = fault == Fault::Cut && start.elapsed() > 2 * PATIENCE;
+            if (outlives || is_cut) && is_forming() {
+                for rank in running {
+                    rank.kill()?;
+                    rank.wait()?;
                 }
-                both if fault == Fault::Cut && start.elapsed() > 2 * PATIENCE && is_forming() => {
-                    for rank in both {
-                        rank.kill()?;
-                        rank.wait()?;
-                    }
-                }
-                _ => {}
             }
             thread::sleep(Duration::from_millis(5));
         }
