@@ -42,6 +42,10 @@ pub(super) fn sum_partial(model: &mut (impl Layer + ?Sized), replicas: &dyn Proc
             |parameter: &Parameter| is_partial(parameter, &ranks) && is_left(parameter, group, replicas);
         let mut partial: Vec<_> =
             trainable_mut(model).into_iter().filter(|parameter| is_partial(parameter)).collect();
+        for parameter in &partial {
+            // Backward has added to it since `before_sum`, where sums go on beside it.
+            own(group, expect_summable(parameter, group.id()))?;
+        }
         let mut taken: Vec<Tensor> = Vec::with_capacity(partial.len());
         for parameter in &mut partial {
             let gradient = match parameter.main_grad().holders() {
