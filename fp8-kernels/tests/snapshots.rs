@@ -21,7 +21,7 @@ const KERNELS: &str = "src/backend/cuda/ops";
 const SNAPSHOTS: &str = "ptx";
 const MAX_BYTES: usize = 1 << 20;
 /// The limit for all snapshots together, which every user downloads and every program carries.
-const MAX_BYTES_OF_ALL: usize = 6_500_000;
+const MAX_BYTES_OF_ALL: usize = 8_500_000;
 
 fn folder(name: &str) -> PathBuf {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
