@@ -24,8 +24,10 @@ pub trait Element: sealed::Sealed + bytemuck::Pod + Default + PartialEq + Send +
     const DTYPE: DType;
 }
 
-/// An [`Element`] that is converted to f32 exactly and from f32 to the nearest value, ties to even. The methods convert slices
-/// of equal length with vector instructions.
+/// An [`Element`] that is converted to f32 exactly and from f32 to the nearest value, ties to even. The methods that take slices
+/// of equal length use vector instructions.
+///
+/// A 16-bit type stores every NaN as 0x7FFF, whatever its sign and payload, as GPUs do when they round.
 pub(crate) trait Float: Element + fp8_format::slice::Source {
     #[inline(always)]
     fn widen(data: &[Self], out: &mut [f32]) {
@@ -34,9 +36,15 @@ pub(crate) trait Float: Element + fp8_format::slice::Source {
 
     #[inline(always)]
     fn round(values: &[f32], out: &mut [Self]) {
-        out.iter_mut().zip(values).for_each(|(o, &v)| *o = Self::from_f32(v));
+        out.iter_mut().zip(values).for_each(|(o, &v)| *o = Self::nearest(v));
     }
+
+    /// Rounds one value.
+    fn nearest(value: f32) -> Self;
 }
+
+/// The NaN of both 16-bit types.
+const NAN16: u16 = 0x7FFF;
 
 /// Host memory of a tensor: one shared array per element type.
 #[expect(unnameable_types, reason = "seen by the sealed half of Element alone")]
@@ -90,18 +98,20 @@ element!(f16, F16);
 element!(i32, I32);
 element!(u8, U8);
 
-impl Float for f32 {}
+impl Float for f32 {
+    #[inline(always)]
+    fn nearest(value: f32) -> Self {
+        value
+    }
+}
 
 impl Float for bf16 {
-    /// Rounds without branches, so that the loop is vectorized; NaN stays NaN.
+    /// Rounds without branches, so that a loop of it is vectorized.
     #[inline(always)]
-    fn round(values: &[f32], out: &mut [Self]) {
-        for (o, v) in out.iter_mut().zip(values) {
-            let bits = v.to_bits();
-            let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
-            let quiet = bits >> 16 | 0x40;
-            *o = Self::from_bits(if v.is_nan() { quiet } else { rounded } as u16);
-        }
+    fn nearest(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+        Self::from_bits(if value.is_nan() { NAN16 } else { rounded as u16 })
     }
 }
 
@@ -113,5 +123,16 @@ impl Float for f16 {
 
     fn round(values: &[f32], out: &mut [Self]) {
         out.convert_from_f32_slice(values);
+        // The conversion keeps signs and payloads of NaN.
+        out.iter_mut().for_each(|o| *o = one_nan(*o));
     }
+
+    fn nearest(value: f32) -> Self {
+        one_nan(Self::from_f32(value))
+    }
+}
+
+#[inline(always)]
+fn one_nan(value: f16) -> f16 {
+    if value.to_bits() & 0x7FFF > 0x7C00 { f16::from_bits(NAN16) } else { value }
 }

@@ -91,10 +91,14 @@ fn halves_widen_and_narrow() {
     let h = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { f16::from_f32(x).to_bits() });
     each("cvt.rn.f16.f32 %rs1, %f2; cvt.u32.u16 %r4, %rs1;", &step, |a| h(f(a)));
     each("mov.f32 %f3, 0f40000000; cvt.rn.f16x2.f32 %r4, %f2, %f3;", &step, |a| h(f(a)) << 16 | 0x4000);
+    each("mov.f32 %f3, 0f40000000; cvt.rn.f16x2.f32 %r4, %f3, %f2;", &step, |a| h(f(a)) | 0x4000_0000);
+    each("neg.f32 %f3, %f2; cvt.rn.f16x2.f32 %r4, %f2, %f3;", &step, |a| h(f(a)) << 16 | h(-f(a)));
     let step = around((0..0x7f80u16).step_by(67).map(|bits| bf16::from_bits(bits).to_f32()));
     let b = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { bf16::from_f32(x).to_bits() });
     each("cvt.rn.bf16.f32 %rs1, %f2; cvt.u32.u16 %r4, %rs1;", &step, |a| b(f(a)));
     each("mov.f32 %f3, 0f40000000; cvt.rn.bf16x2.f32 %r4, %f3, %f2;", &step, |a| b(f(a)) | 0x4000_0000);
+    each("mov.f32 %f3, 0f40000000; cvt.rn.bf16x2.f32 %r4, %f2, %f3;", &step, |a| b(f(a)) << 16 | 0x4000);
+    each("neg.f32 %f3, %f2; cvt.rn.bf16x2.f32 %r4, %f2, %f3;", &step, |a| b(f(a)) << 16 | b(-f(a)));
     each("cvt.rz.bf16.f32 %rs1, %f2; cvt.u32.u16 %r4, %rs1;", &step, |a| {
         if f(a).is_nan() { 0x7fff } else { a >> 16 }
     });

@@ -6,7 +6,8 @@ use crate::{DType, Error, Result, Tensor};
 /// Converts `x` to `dtype`: to the nearest value, ties to even.
 ///
 /// Both types are f32, bf16 or f16. Values are rounded once, and widening to f32 is exact; values beyond the range of f16
-/// become infinite. If `x` already has the dtype, the result shares its storage.
+/// become infinite. A NaN becomes 0x7FFF in bf16 and f16, as in every operation that rounds to 16 bits, and keeps its sign and
+/// payload in f32. If `x` already has the dtype, the result shares its storage.
 ///
 /// # Errors
 /// A dtype that is not a float.

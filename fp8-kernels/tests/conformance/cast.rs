@@ -9,7 +9,8 @@ cases![
     same_dtype_shares,
     between_halves,
     all_pairs_of_all_lengths,
-    nan_keeps_its_bits,
+    nan_is_one_in_16_bits_and_keeps_its_bits_in_f32,
+    rounds_as_a_table_says,
     refuses,
 ];
 
@@ -82,7 +83,7 @@ fn anything(len: usize, dtype: DType, device: &Device) -> Result<Tensor> {
     }
 }
 
-/// As `half` does it, which spells out what becomes of a NaN: bf16 is f32's upper half as it is.
+/// As `half` does it, but for NaN: in 16 bits it is 0x7FFF, and in f32 it keeps its sign and payload.
 fn converted(x: &Tensor, to: DType) -> Result<Vec<u32>> {
     if x.dtype() == to {
         return bits(x);
@@ -95,6 +96,7 @@ fn converted(x: &Tensor, to: DType) -> Result<Vec<u32>> {
         _ => x.to_vec::<f32>()?,
     };
     let narrow = |v: f32| match to {
+        DType::BF16 | DType::F16 if v.is_nan() => 0x7FFF,
         DType::BF16 => bf16::from_f32(v).to_bits().into(),
         DType::F16 => f16::from_f32(v).to_bits().into(),
         _ => v.to_bits(),
@@ -130,7 +132,7 @@ fn all_pairs_of_all_lengths(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn nan_keeps_its_bits(device: &Device) -> Outcome {
+fn nan_is_one_in_16_bits_and_keeps_its_bits_in_f32(device: &Device) -> Outcome {
     let halves = || (0..=u16::MAX).chain([0x7C01, 0xFC01, 0x7F81, 0x7FFF, 0xFFFF]);
     let len = halves().count();
     let b = Tensor::from_vec(halves().map(bf16::from_bits).collect(), [len], device)?;
@@ -146,6 +148,76 @@ fn nan_keeps_its_bits(device: &Device) -> Outcome {
         let x = Tensor::from_vec(vec![f16::from_bits(bits); len], [len], device)?;
         check(&x, DType::F32)?;
         check(&x, DType::BF16)?;
+    }
+    Ok(())
+}
+
+/// Bits of f32, and of bf16 and f16 as the formats' definitions give them.
+const ROUNDED: [(u32, u16, u16); 28] = [
+    // NaN: quiet, signalling, all ones, both signs.
+    (0x7FC0_0000, 0x7FFF, 0x7FFF),
+    (0xFFC0_0000, 0x7FFF, 0x7FFF),
+    (0x7F80_0001, 0x7FFF, 0x7FFF),
+    (0xFF80_0001, 0x7FFF, 0x7FFF),
+    (0x7FFF_FFFF, 0x7FFF, 0x7FFF),
+    (0xFFFF_FFFF, 0x7FFF, 0x7FFF),
+    (0x7FC1_2345, 0x7FFF, 0x7FFF),
+    // Infinities; the largest f32, which overflows both.
+    (0x7F80_0000, 0x7F80, 0x7C00),
+    (0xFF80_0000, 0xFF80, 0xFC00),
+    (0x7F7F_FFFF, 0x7F80, 0x7C00),
+    (0xFF7F_FFFF, 0xFF80, 0xFC00),
+    // The largest bf16, the tie above it, and the number below the tie.
+    (0x7F7F_0000, 0x7F7F, 0x7C00),
+    (0x7F7F_8000, 0x7F80, 0x7C00),
+    (0x7F7F_7FFF, 0x7F7F, 0x7C00),
+    // 65504, the largest f16; 65520, the tie above it; the number below the tie.
+    (0x477F_E000, 0x4780, 0x7BFF),
+    (0x477F_F000, 0x4780, 0x7C00),
+    (0x477F_EFFF, 0x4780, 0x7BFF),
+    // 1 + 2⁻⁸ and 1 + 3 · 2⁻⁸, ties of bf16; 1 + 2⁻¹¹ and 1 + 3 · 2⁻¹¹, ties of f16; and one more than a tie.
+    (0x3F80_8000, 0x3F80, 0x3C04),
+    (0x3F81_8000, 0x3F82, 0x3C0C),
+    (0x3F80_1000, 0x3F80, 0x3C00),
+    (0x3F80_3000, 0x3F80, 0x3C02),
+    (0x3F80_8001, 0x3F81, 0x3C04),
+    (0xBF80_1001, 0xBF80, 0xBC01),
+    // Subnormals: of f16, of both, the smallest, and zeros.
+    (0x3380_0000, 0x3380, 0x0001),
+    (0xB300_0000, 0xB300, 0x8000),
+    (0x0000_8000, 0x0000, 0x0000),
+    (0x8001_8000, 0x8002, 0x8000),
+    (0x8000_0000, 0x8000, 0x8000),
+];
+
+/// A value of the table at each place of vectors and of rests, also by operations that are no casts.
+fn rounds_as_a_table_says(device: &Device) -> Outcome {
+    for start in 0..9 {
+        let rows: Vec<_> = ROUNDED.into_iter().cycle().skip(start).take(ROUNDED.len() + start).collect();
+        let len = rows.len();
+        let x = Tensor::from_vec(rows.iter().map(|row| f32::from_bits(row.0)).collect(), [len], device)?;
+        let b: Vec<bf16> = rows.iter().map(|row| bf16::from_bits(row.1)).collect();
+        let h: Vec<f16> = rows.iter().map(|row| f16::from_bits(row.2)).collect();
+        same("bf16", &ops::cast(&x, DType::BF16)?.to_vec::<bf16>()?, &b, 1)?;
+        same("f16", &ops::cast(&x, DType::F16)?.to_vec::<f16>()?, &h, 1)?;
+        // Sums with -0 change no number.
+        let zeros = Tensor::full(-0.0, [len], DType::BF16, device)?;
+        same("bf16 sums", &ops::add(&zeros, &x)?.to_vec::<bf16>()?, &b, 1)?;
+        let zeros = Tensor::full(-0.0, [len], DType::F16, device)?;
+        same("f16 sums", &ops::add(&zeros, &x)?.to_vec::<f16>()?, &h, 1)?;
+        // Multiplied in place: NaN of each payload becomes one.
+        for dtype in [DType::BF16, DType::F16] {
+            let nan = |i: usize| 0x7F81 | (i as u16 & 0x7E) | (i as u16 & 1) << 15;
+            let mut x = match dtype {
+                DType::BF16 => {
+                    Tensor::from_vec((0..len).map(|i| bf16::from_bits(nan(i))).collect(), [len], device)?
+                }
+                _ => Tensor::from_vec((0..len).map(|i| f16::from_bits(nan(i))).collect(), [len], device)?,
+            };
+            ops::scale_in_place(&mut x, 0.5, "x")?;
+            let first = bits(&x)?.into_iter().find(|&bits| bits != 0x7FFF);
+            equal(&format!("{dtype} in place"), first, None)?;
+        }
     }
     Ok(())
 }

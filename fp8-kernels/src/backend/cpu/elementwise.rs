@@ -122,7 +122,7 @@ pub(crate) fn scale_in_place(x: &mut Tensor, factor: f32, name: &str) -> Result<
 
         #[inline(always)]
         fn run(self) {
-            self.0.iter_mut().for_each(|v| *v = T::from_f32(v.to_f32() * self.1));
+            self.0.iter_mut().for_each(|v| *v = T::nearest(v.to_f32() * self.1));
         }
     }
     fn multiply<T: Float>(x: &mut [T], factor: f32) {

@@ -393,7 +393,7 @@ fn second_code(v: f32, scale: f32, random: u32) -> u8 {
 fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     let magnitude = value.to_bits() & 0x7FFF_FFFF;
     if magnitude >= 0x7F80_0000 {
-        return bf16::from_f32(value);
+        return bf16::nearest(value);
     }
     let rounded = ((magnitude + (random >> 16)) >> 16).min(0x7F7F);
     bf16::from_bits((rounded | (value.to_bits() >> 16 & 0x8000)) as u16)

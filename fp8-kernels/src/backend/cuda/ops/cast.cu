@@ -1,7 +1,7 @@
 // Conversion between f32, bf16 and f16, bits of NaN included: src/backend/cpu/cast.rs.
 //
-// A thread takes eight elements at a time. Widening f16 keeps a NaN's sign and payload and makes it quiet, which the
-// machine's own conversion need not do.
+// A thread takes eight elements at a time. Every NaN is 0x7fff in 16 bits. Widening f16 keeps a NaN's sign and payload and makes
+// it quiet, which the machine's own conversion need not do.
 
 __device__ __forceinline__ float widen_f16(u32 bits, float v) {
     u32 nan = ((bits & 0x8000u) << 16) | 0x7fc00000u | ((bits & 0x3ffu) << 13);

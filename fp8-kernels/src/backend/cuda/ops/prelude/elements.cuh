@@ -57,8 +57,7 @@ __device__ __forceinline__ void store8(void* p, int dtype, u64 i, const float v[
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        w[k] = dtype == BF16 ? f32_to_bf16(v[2 * k]) | (f32_to_bf16(v[2 * k + 1]) << 16)
-                             : f32_to_f16(v[2 * k]) | (f32_to_f16(v[2 * k + 1]) << 16);
+        w[k] = dtype == BF16 ? f32_to_bf16x2(v[2 * k], v[2 * k + 1]) : f32_to_f16x2(v[2 * k], v[2 * k + 1]);
     }
     store16((u16*)p + i, make_uint4(w[0], w[1], w[2], w[3]));
 }
