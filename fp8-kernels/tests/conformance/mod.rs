@@ -49,6 +49,7 @@ mod permute;
 mod quantize;
 mod quantize_blocks;
 mod quantize_many;
+mod quantize_whole;
 mod reduce;
 mod rope;
 mod rows;
@@ -105,6 +106,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     quantize::CASES,
     quantize_blocks::CASES,
     quantize_many::CASES,
+    quantize_whole::CASES,
     reduce::CASES,
     rope::CASES,
     rows::CASES,

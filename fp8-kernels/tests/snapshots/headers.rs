@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{fs, io};
 
 /// The parts of the prelude, in their order.
-const PRELUDE: [&str; 14] = [
+const PRELUDE: [&str; 15] = [
     "types",
     "float16",
     "elements",
@@ -18,6 +18,7 @@ const PRELUDE: [&str; 14] = [
     "fault",
     "sums",
     "row_tiles",
+    "pairs",
     "column_sums",
 ];
 

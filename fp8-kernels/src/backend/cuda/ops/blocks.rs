@@ -8,7 +8,7 @@ use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
 
 /// Rows and columns of a thread block's tile, and its threads, as `blocks.cuh` has them.
-const TILE: usize = 128;
+pub(super) const TILE: usize = 128;
 const THREADS: u32 = 512;
 
 /// The number by which kernels know blocks.

@@ -370,19 +370,6 @@ signatures! {
     QUANTIZE_BF16 = Quantize "quantize_bf16",
     QUANTIZE_F16 = Quantize "quantize_f16";
 
-    kernel QuantizeTiles {
-        x: In<Void>, dtype: i32, rows: u64, cols: u64, run: u64, codes: Out<u8>, columnwise: Out<u8>, format: i32,
-        scale: In<f32>, scale_inv: Out<f32>, amax: Out<i32>, counters: Out<u64>, partial_sums: Out<f32>, }
-    QUANTIZE_TILES = Quantize "quantize_tiles";
-
-    kernel QuantizeBlocks {
-        x: In<Void>, dtype: i32, rows: u64, cols: u64, block: BlockParams, }
-    QUANTIZE_BLOCKS = Quantize "quantize_blocks";
-
-    kernel QuantizeMany {
-        table: In<u64>, entries: i32, tiles: u64, run: u64, }
-    QUANTIZE_MANY = Quantize "quantize_many";
-
     kernel QuantizeScale {
         cell: Out<f32>, keep: i32, amax: In<f32>, kind: i32, fp8_max: f32, scaled_max: f32, margin: i32,
         epsilon: f32, scale: Out<f32>, }
@@ -392,10 +379,47 @@ signatures! {
         codes: In<u8>, n: u64, format: i32, scale_inv: In<f32>, out: Out<Void>, dtype: i32, }
     DEQUANTIZE = Quantize "dequantize";
 
+    kernel QuantizeBlocks {
+        x: In<Void>, dtype: i32, rows: u64, cols: u64, block: BlockParams, }
+    QUANTIZE_BLOCKS = QuantizeBlocks "quantize_blocks";
+
     kernel DequantizeBlocks {
         codes: In<u8>, n: u64, cols: u64, format: i32, blocks: i32, scale_inv: In<Void>, out: Out<Void>,
         dtype: i32, }
-    DEQUANTIZE_BLOCKS = Quantize "dequantize_blocks";
+    DEQUANTIZE_BLOCKS = QuantizeBlocks "dequantize_blocks";
+
+    kernel QuantizeBlocksBf16 {
+        x: In<u16>, rows: u32, cols: u32, block: BlockParams, }
+    QUANTIZE_BLOCKS_BF16_1X128_E4M3 = QuantizeBlocksBf16 "quantize_blocks_bf16_1x128_e4m3",
+    QUANTIZE_BLOCKS_BF16_1X128_E5M2 = QuantizeBlocksBf16 "quantize_blocks_bf16_1x128_e5m2",
+    QUANTIZE_BLOCKS_BF16_128X128_E4M3 = QuantizeBlocksBf16 "quantize_blocks_bf16_128x128_e4m3",
+    QUANTIZE_BLOCKS_BF16_128X128_E5M2 = QuantizeBlocksBf16 "quantize_blocks_bf16_128x128_e5m2",
+    QUANTIZE_BLOCKS_BF16_MX_E4M3 = QuantizeMxBf16 "quantize_blocks_bf16_mx_e4m3",
+    QUANTIZE_BLOCKS_BF16_MX_E5M2 = QuantizeMxBf16 "quantize_blocks_bf16_mx_e5m2",
+    QUANTIZE_BLOCKS_BF16_ROWS_MEASURE = QuantizeRowsBf16 "quantize_blocks_bf16_rows_measure",
+    QUANTIZE_BLOCKS_BF16_ROWS_E4M3 = QuantizeRowsBf16 "quantize_blocks_bf16_rows_e4m3",
+    QUANTIZE_BLOCKS_BF16_ROWS_E5M2 = QuantizeRowsBf16 "quantize_blocks_bf16_rows_e5m2";
+
+    kernel QuantizeMany {
+        table: In<u64>, entries: i32, tiles: u64, run: u64, }
+    QUANTIZE_MANY = QuantizeMany "quantize_many";
+
+    kernel QuantizeManyBf16 {
+        table: In<u64>, entries: i32, tiles: u32, run: u32, }
+    QUANTIZE_MANY_BF16 = QuantizeManyBf16 "quantize_many_bf16";
+
+    kernel QuantizeTiles {
+        x: In<Void>, dtype: i32, rows: u64, cols: u64, run: u64, codes: Out<u8>, columnwise: Out<u8>, format: i32,
+        scale: In<f32>, scale_inv: Out<f32>, amax: Out<i32>, counters: Out<u64>, partial_sums: Out<f32>, }
+    QUANTIZE_TILES = QuantizeTiles "quantize_tiles";
+
+    kernel QuantizeTilesBf16 {
+        x: In<u16>, rows: u32, cols: u32, run: u32, codes: Out<u8>, columnwise: Out<u8>, scale: In<f32>,
+        scale_inv: Out<f32>, amax: Out<i32>, partial_sums: Out<f32>, }
+    QUANTIZE_TILES_BF16_E4M3 = QuantizeTilesBf16 "quantize_tiles_bf16_e4m3",
+    QUANTIZE_TILES_BF16_E5M2 = QuantizeTilesBf16 "quantize_tiles_bf16_e5m2",
+    QUANTIZE_TILES_BF16_E4M3_SUMS = QuantizeTilesBf16 "quantize_tiles_bf16_e4m3_sums",
+    QUANTIZE_TILES_BF16_E5M2_SUMS = QuantizeTilesBf16 "quantize_tiles_bf16_e5m2_sums";
 
     kernel ReduceSum {
         x: In<Void>, dtype: i32, n: u64, partial: Out<f32>, out: Out<f32>, divisor: f32, }

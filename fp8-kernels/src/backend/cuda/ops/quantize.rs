@@ -5,9 +5,11 @@
 use super::blocks::{self, Values};
 use super::reduce::{self, column_pieces, finish_columns};
 use super::slot::{self, Output};
-use super::tiles::{run, strips, tiles};
-use super::{Buffer, Gpu, Grid, In, Out, amax, dtype_number, format_number, kernels, launch, transpose};
-use crate::{BlockRule, DType, Fp8Tensor, Operand, Result, Slot, Tensor};
+use super::tiles::{self, run, strips, tiles, whole_bf16};
+use super::{
+    Buffer, Entry, Gpu, Grid, In, Out, amax, dtype_number, format_number, kernels, launch, transpose,
+};
+use crate::{BlockRule, DType, Encoding, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::Blocks;
 
 const THREADS: u32 = 256;
@@ -56,7 +58,8 @@ pub(crate) fn quantize_dbias(gpu: &Gpu, dy: &Tensor, slot: &Slot<'_>) -> Result<
 
 pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {
     let op = "quantize_many";
-    let (mut table, mut outputs, mut first_tile) = (Vec::new(), Vec::with_capacity(tensors.len()), 0);
+    let (mut whole, mut others) = (Table::default(), Table::default());
+    let mut outputs = Vec::with_capacity(tensors.len());
     for (x, slot) in tensors {
         if slot.is_off() || slot.block_rule().is_some() || x.numel() == 0 {
             outputs.push(Done::Alone(quantize(gpu, x, slot)?));
@@ -67,32 +70,48 @@ pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Resul
         let address = |buffer: Option<&Buffer>| buffer.map_or(0, Buffer::ptr);
         let types = u64::from(dtype_number(x.dtype()).unsigned_abs())
             | u64::from(format_number(slot.encoding).unsigned_abs()) << 8;
-        table.push([
+        let counters = output.counters(op)?;
+        let is_whole = counters == 0 && output.columnwise().is_some() && whole_bf16(x, tiles::TILE).is_some();
+        let table = if is_whole { &mut whole } else { &mut others };
+        table.entries.push([
             x.cuda(op)?.ptr(),
             address(output.rowwise()),
             address(output.columnwise()),
             output.scale(),
             address(output.scale_inv()),
             output.amax(op)?,
-            output.counters(op)?,
+            counters,
             rows as u64,
             cols as u64,
             types,
-            first_tile as u64,
+            table.tiles as u64,
         ]);
-        first_tile += tiles(rows, cols);
+        table.tiles += tiles(rows, cols);
         outputs.push(Done::Together(output));
     }
-    if !table.is_empty() {
-        let uploaded = gpu.upload(&table)?;
-        let run = run(gpu, first_tile);
-        let grid = Grid::new(op, first_tile.div_ceil(run) as u64, THREADS)?;
-        let entries = launch::count(op, table.len())?;
+    if !whole.entries.is_empty() {
+        let run = run(gpu, whole.tiles);
+        let grid = Grid::new(op, whole.tiles.div_ceil(run) as u64, THREADS)?;
+        let uploaded = gpu.upload(&whole.entries)?;
+        let kernel = gpu.load(kernels::QUANTIZE_MANY_BF16)?;
+        let args = kernels::QuantizeManyBf16 {
+            table: In::u64(&uploaded),
+            entries: launch::count(op, whole.entries.len())?,
+            tiles: tiles::number(op, whole.tiles)?,
+            run: tiles::number(op, run)?,
+        };
+        // SAFETY: as below; each tensor consists of whole tiles of bf16.
+        unsafe { kernel.launch(gpu, grid, &args) }?;
+    }
+    if !others.entries.is_empty() {
+        let run = run(gpu, others.tiles);
+        let grid = Grid::new(op, others.tiles.div_ceil(run) as u64, THREADS)?;
+        let uploaded = gpu.upload(&others.entries)?;
         let kernel = gpu.load(kernels::QUANTIZE_MANY)?;
         let args = kernels::QuantizeMany {
             table: In::u64(&uploaded),
-            entries,
-            tiles: first_tile as u64,
+            entries: launch::count(op, others.entries.len())?,
+            tiles: others.tiles as u64,
             run: run as u64,
         };
         // SAFETY: each entry names a live tensor of rows · cols elements of its type, outputs of as many codes, cells
@@ -104,6 +123,13 @@ pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Resul
         Done::Together(output) => Output::finish(output),
     };
     Ok(outputs.into_iter().map(finish).collect())
+}
+
+/// The tensors of one launch, as the kernel reads them, and the tiles that they have.
+#[derive(Default)]
+struct Table {
+    entries: Vec<[u64; 11]>,
+    tiles: usize,
 }
 
 /// A tensor of [`quantize_many`]: quantized by itself, or filled by the launch of all.
@@ -124,7 +150,15 @@ fn by_blocks(
     let [rows, cols] = x.shape().matrix();
     let (shape, dtype, device) = (*x.shape(), x.dtype(), x.device());
     let values = Values { op, shape, dtype, device, partial_sums };
+    let whole = whole_blocks(x, slot);
     blocks::quantize(gpu, &values, slot, rule, |grid, block| {
+        if let Some([rows, cols]) = whole {
+            let kernel = gpu.load(whole_kernel(rule.blocks(), slot.encoding, block.measure != 0))?;
+            let args = kernels::QuantizeBlocksBf16 { x: In::u16(x.cuda(op)?), rows, cols, block };
+            // SAFETY: x holds rows · cols elements of bf16 in whole tiles, the rest is what `blocks` made for such a matrix; nothing
+            // is counted.
+            return unsafe { kernel.launch(gpu, grid, &args) };
+        }
         let kernel = gpu.load(kernels::QUANTIZE_BLOCKS)?;
         let args = kernels::QuantizeBlocks {
             x: In::void(x.cuda(op)?),
@@ -136,6 +170,29 @@ fn by_blocks(
         // SAFETY: x holds rows · cols elements, the rest is what `blocks` made for such a matrix.
         unsafe { kernel.launch(gpu, grid, &args) }
     })
+}
+
+/// Rows and columns, if the kernels for whole tiles can give `x` a scale for each row or block.
+fn whole_blocks(x: &Tensor, slot: &Slot<'_>) -> Option<[u32; 2]> {
+    whole_bf16(x, [blocks::TILE; 2]).filter(|_| slot.counters.is_none())
+}
+
+const fn whole_kernel(
+    blocks: Blocks,
+    encoding: Encoding,
+    measures: bool,
+) -> Entry<kernels::QuantizeBlocksBf16> {
+    match (blocks, encoding) {
+        (Blocks::Row, _) if measures => kernels::QUANTIZE_BLOCKS_BF16_ROWS_MEASURE,
+        (Blocks::Row, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_ROWS_E4M3,
+        (Blocks::Row, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_ROWS_E5M2,
+        (Blocks::B1x128, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_1X128_E4M3,
+        (Blocks::B1x128, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_1X128_E5M2,
+        (Blocks::B128x128, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E4M3,
+        (Blocks::B128x128, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E5M2,
+        (Blocks::Mx32, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_MX_E4M3,
+        (Blocks::Mx32, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_MX_E5M2,
+    }
 }
 
 /// With a factor for each row or block.
@@ -157,8 +214,9 @@ fn dequantize_blocks(gpu: &Gpu, x: &Fp8Tensor, blocks: Blocks, dtype: DType) -> 
         out: Out::void(&out),
         dtype: dtype_number(dtype),
     };
+    let items = if cols.is_multiple_of(8) { n / 8 } else { n };
     // SAFETY: n codes of rows of cols, the factors of such a matrix, room for n elements.
-    unsafe { kernel.launch(gpu, Grid::strided(gpu, n as u64), &args) }?;
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, items as u64), &args) }?;
     Ok(Tensor::from_cuda(out, *x.shape(), x.device()))
 }
 
@@ -239,8 +297,32 @@ fn by_tiles(
     partial: Option<&Buffer>,
 ) -> Result<()> {
     let [rows, cols] = x.shape().matrix();
-    let kernel = gpu.load(kernels::QUANTIZE_TILES)?;
     let (grid, run) = strips(gpu, op, rows, cols)?;
+    let counts = output.counters(op)? != 0;
+    let whole = whole_bf16(x, tiles::TILE).filter(|_| !counts);
+    if let Some([rows, cols]) = whole {
+        let kernel = gpu.load(match (output.format(), partial) {
+            (0, None) => kernels::QUANTIZE_TILES_BF16_E4M3,
+            (0, Some(_)) => kernels::QUANTIZE_TILES_BF16_E4M3_SUMS,
+            (_, None) => kernels::QUANTIZE_TILES_BF16_E5M2,
+            (_, Some(_)) => kernels::QUANTIZE_TILES_BF16_E5M2_SUMS,
+        })?;
+        let args = kernels::QuantizeTilesBf16 {
+            x: In::u16(x.cuda(op)?),
+            rows,
+            cols,
+            run: tiles::number(op, run as usize)?,
+            codes: Out::u8(output.rowwise()),
+            columnwise: Out::u8(output.columnwise()),
+            scale: In::f32(output.scale()),
+            scale_inv: Out::f32(output.scale_inv()),
+            amax: Out::i32(output.amax(op)?),
+            partial_sums: Out::f32(partial),
+        };
+        // SAFETY: as below; x consists of whole tiles of bf16, and without partial sums there is a transpose.
+        return unsafe { kernel.launch(gpu, grid, &args) };
+    }
+    let kernel = gpu.load(kernels::QUANTIZE_TILES)?;
     let args = kernels::QuantizeTiles {
         x: In::void(x.cuda(op)?),
         dtype: dtype_number(x.dtype()),

@@ -17,17 +17,22 @@ const PRELUDE: &str = concat!(
     include_str!("prelude/fault.cuh"),
     include_str!("prelude/sums.cuh"),
     include_str!("prelude/row_tiles.cuh"),
+    include_str!("prelude/pairs.cuh"),
     include_str!("prelude/column_sums.cuh"),
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 12] = [
+const HEADERS: [(&str, &str); 16] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("adamw.cuh", include_str!("adamw.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention/attention.cuh")),
     ("dropout.cuh", include_str!("dropout.cuh")),
     ("philox.cuh", include_str!("philox.cuh")),
+    ("quantize_many.cuh", include_str!("quantize_many.cuh")),
+    ("tile_elements.cuh", include_str!("tile_elements.cuh")),
+    ("whole_blocks.cuh", include_str!("whole_blocks.cuh")),
+    ("whole_tiles.cuh", include_str!("whole_tiles.cuh")),
     ("attention_dropout.cuh", include_str!("attention/attention_dropout.cuh")),
     ("attention_forward.cuh", include_str!("attention/attention_forward.cuh")),
     ("attention_plain.cuh", include_str!("attention/attention_plain.cuh")),
@@ -85,6 +90,14 @@ sources![
     (Optimizer, "optimizer"),
     (Permute, "permute"),
     (Quantize, "quantize"),
+    (QuantizeBlocks, "quantize_blocks"),
+    (QuantizeBlocksBf16, "quantize_blocks_bf16"),
+    (QuantizeMany, "quantize_many"),
+    (QuantizeManyBf16, "quantize_many_bf16"),
+    (QuantizeMxBf16, "quantize_mx_bf16"),
+    (QuantizeRowsBf16, "quantize_rows_bf16"),
+    (QuantizeTiles, "quantize_tiles"),
+    (QuantizeTilesBf16, "quantize_tiles_bf16"),
     (Reduce, "reduce"),
     (Rope, "rope"),
     (Sample, "sample"),

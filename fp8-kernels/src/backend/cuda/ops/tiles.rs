@@ -1,7 +1,7 @@
 //! Grids of kernels that go by tiles of 128 rows and 64 columns.
 
 use super::{Gpu, Grid};
-use crate::Result;
+use crate::{DType, Result, Tensor};
 
 /// Rows and columns of a tile, as the kernels' prelude has them.
 pub(super) const TILE: [usize; 2] = [128, 64];
@@ -35,4 +35,23 @@ pub(super) fn run(gpu: &Gpu, tiles: usize) -> usize {
 /// A block for each tile, or for several of a grid that strides over them.
 pub(super) fn grid(gpu: &Gpu, tiles: usize, per_sm: u32) -> Grid {
     Grid { blocks: gpu.blocks(tiles as u64, 1, per_sm), threads: THREADS, shared: 0 }
+}
+
+/// Rows and columns of a matrix of bf16 that consists of whole tiles, for the kernels that take nothing else.
+pub(super) fn whole_bf16(x: &Tensor, tile: [usize; 2]) -> Option<[u32; 2]> {
+    let matrix @ [rows, cols] = x.shape().matrix();
+    let is_whole = x.dtype() == DType::BF16
+        && x.numel() > 0
+        && rows.is_multiple_of(tile[0])
+        && cols.is_multiple_of(tile[1]);
+    let [rows, cols] = matrix.map(u32::try_from);
+    if is_whole { Some([rows.ok()?, cols.ok()?]) } else { None }
+}
+
+/// The number of something that a grid has, as the kernels for whole tiles take it.
+///
+/// # Errors
+/// More than a grid can have.
+pub(super) fn number(op: &'static str, tiles: usize) -> Result<u32> {
+    Grid::new(op, tiles as u64, THREADS).map(|grid| grid.blocks)
 }

@@ -28,6 +28,16 @@ __device__ __forceinline__ void decode2(u32 codes, int format, float* low, float
     *high = f16_to_f32(halves >> 16);
 }
 
+// The values of eight codes, times a factor.
+__device__ __forceinline__ void decode8(float v[8], uint2 codes, int format, float factor) {
+    decode2(codes.x & 0xffffu, format, v, v + 1);
+    decode2(codes.x >> 16, format, v + 2, v + 3);
+    decode2(codes.y & 0xffffu, format, v + 4, v + 5);
+    decode2(codes.y >> 16, format, v + 6, v + 7);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= factor;
+}
+
 // The largest magnitude that rounds to the format's largest value; every larger one saturates. Encoding::saturation_limit.
 __device__ __forceinline__ float saturation_limit(int format) {
     return format == E4M3 ? 464.0f : __int_as_float(0x476fffff);  // the float below 61440

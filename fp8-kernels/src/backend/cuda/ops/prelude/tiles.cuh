@@ -35,14 +35,22 @@ __device__ __forceinline__ void put_column(u32* tile, int j, u32 codes) {
     tile[(tile_col() + j) * (TILE_ROWS / 4) + ((warp ^ lane_col) << 2) + lane_row] = codes;
 }
 
-// The same for columns j … j + 3, from a word of each row.
-__device__ __forceinline__ void put_four(u32* tile, int j, const u32 rows[4]) {
+// Four rows of four bytes, transposed.
+__device__ __forceinline__ void turn_four(u32 columns[4], const u32 rows[4]) {
     u32 first = __byte_perm(rows[0], rows[1], 0x5140), second = __byte_perm(rows[2], rows[3], 0x5140);
     u32 third = __byte_perm(rows[0], rows[1], 0x7362), fourth = __byte_perm(rows[2], rows[3], 0x7362);
-    put_column(tile, j + 0, __byte_perm(first, second, 0x5410));
-    put_column(tile, j + 1, __byte_perm(first, second, 0x7632));
-    put_column(tile, j + 2, __byte_perm(third, fourth, 0x5410));
-    put_column(tile, j + 3, __byte_perm(third, fourth, 0x7632));
+    columns[0] = __byte_perm(first, second, 0x5410);
+    columns[1] = __byte_perm(first, second, 0x7632);
+    columns[2] = __byte_perm(third, fourth, 0x5410);
+    columns[3] = __byte_perm(third, fourth, 0x7632);
+}
+
+// The same for columns j … j + 3, from a word of each row.
+__device__ __forceinline__ void put_four(u32* tile, int j, const u32 rows[4]) {
+    u32 columns[4];
+    turn_four(columns, rows);
+#pragma unroll
+    for (int k = 0; k < 4; k++) put_column(tile, j + k, columns[k]);
 }
 
 // A complete tile to its place in [cols, rows]. Barriers before and after are the caller's.
