@@ -2,9 +2,13 @@
 //!
 //! The CPU and the CUDA kernels use these instead of their libraries' functions, so that an activation is quantized to the
 //! same FP8 codes everywhere. Each function is a fixed sequence of correctly rounded additions, multiplications, divisions
-//! and fused multiply-adds without branches, which compilers can vectorize. The results are within 2 ulp for all inputs
-//! (`cargo xtask exhaustive --math` checks all of them). The coefficients are minimax fits rounded to f32, computed by Lawson's
-//! iteration on Chebyshev nodes.
+//! and fused multiply-adds without branches, which compilers can vectorize. The results are within 2 ulp for all inputs,
+//! those of [`sigmoid`] within 2.5 (`cargo xtask exhaustive --math` checks all of them). The coefficients are minimax fits
+//! rounded to f32, computed by Lawson's iteration on Chebyshev nodes.
+//!
+//! A GPU has no fast division that rounds correctly. Kernels compute the division of [`sigmoid`] by two Newton steps from an
+//! approximate reciprocal, the first of them rounded up. The steps end at the correctly rounded quotient from every start
+//! within 4 ulp (`newton_steps_end_at_the_quotient` tries all mantissas), so the bits do not depend on the approximation.
 
 use crate::backend::cpu::dispatch::{Kernel, vectorized};
 
@@ -65,14 +69,49 @@ pub fn tanh(x: f32) -> f32 {
     (if a < 0.625 { small } else { large }).copysign(x)
 }
 
-/// Returns the logistic function of x, σ(x) = `1 / (1 + e⁻ˣ)`.
+/// The argument beyond which [`sigmoid`] is exactly 0 or 1.
+pub(crate) const SIGMOID_TAIL: f32 = 88.0;
+/// The largest divisor of [`sigmoid`] whose reciprocal is a normal number.
+const LARGEST_DIVISOR: f32 = f32::from_bits(0x7E80_0000);
+
+/// Returns the logistic function of x, σ(x) = `1 / (1 + e⁻ˣ)`. A result below 2⁻¹²⁶ is 0.
 ///
 /// ```
 /// assert_eq!(fp8_kernels::math::sigmoid(0.0), 0.5);
+/// assert_eq!(fp8_kernels::math::sigmoid(-88.0), 0.0);
 /// ```
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+    bounded_sigmoid(clamp(x, SIGMOID_TAIL))
+}
+
+/// Clamps x to ±limit. NaN stays.
+#[inline(always)]
+pub(crate) fn clamp(x: f32, limit: f32) -> f32 {
+    let x = if x < -limit { -limit } else { x };
+    if x > limit { limit } else { x }
+}
+
+/// Returns [`sigmoid`] of x, which is at most [`SIGMOID_TAIL`] in magnitude, or NaN.
+///
+/// e⁻ˣ is then a polynomial times one power of two, which is normal or rounds to nothing beside the 1.
+#[inline(always)]
+pub(crate) fn bounded_sigmoid(x: f32) -> f32 {
+    let shifted = x.mul_add(-std::f32::consts::LOG2_E, ROUND);
+    let k = shifted - ROUND;
+    let r = k.mul_add(-LN2_HIGH, -x);
+    let r = k.mul_add(-LN2_LOW, r);
+    let p = 0.001_381_449_9_f32;
+    let p = p.mul_add(r, 0.008_368_765);
+    let p = p.mul_add(r, 0.041_668_393);
+    let p = p.mul_add(r, 0.166_665_2);
+    let p = p.mul_add(r, 0.499_999_94);
+    let p = p.mul_add(r, 1.0);
+    let p = p.mul_add(r, 1.0);
+    // 2ᵏ for −126 ≤ k ≤ 127, and 0 for −127.
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
+    let divisor = p.mul_add(power, 1.0);
+    if divisor > LARGEST_DIVISOR { 0.0 } else { 1.0 / divisor }
 }
 
 /// Writes [`exp`] of every element of `x` to `out`, with vector instructions if the CPU has FMA. The bits are those of `exp`.
@@ -97,6 +136,17 @@ pub fn exp_slice(x: &[f32], out: &mut [f32]) {
 /// ```
 pub fn tanh_slice(x: &[f32], out: &mut [f32]) {
     vectorized(Map { x, out, f: |x| tanh(x) });
+}
+
+/// Writes [`sigmoid`] of every element of `x` to `out`, as [`exp_slice`] does for `exp`.
+///
+/// ```
+/// let mut out = [0.0; 2];
+/// fp8_kernels::math::sigmoid_slice(&[0.0, -90.0], &mut out);
+/// assert_eq!(out, [0.5, 0.0]);
+/// ```
+pub fn sigmoid_slice(x: &[f32], out: &mut [f32]) {
+    vectorized(Map { x, out, f: |x| sigmoid(x) });
 }
 
 struct Map<'a, F> {
@@ -151,5 +201,79 @@ mod tests {
         assert_eq!(tanh(f32::NEG_INFINITY), -1.0);
         assert!(tanh(-0.0).is_sign_negative());
         assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
+        assert_eq!(sigmoid(f32::INFINITY), 1.0);
+        assert!(sigmoid(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn sigmoid_is_near_f64() {
+        for bits in (0..u32::MAX).step_by(20_011) {
+            let (x, got) = (f32::from_bits(bits), sigmoid(f32::from_bits(bits)));
+            if x.is_nan() {
+                assert!(got.is_nan());
+                continue;
+            }
+            let want = (1.0 / (1.0 + (-f64::from(x)).exp())) as f32;
+            let want = if want < f32::MIN_POSITIVE { 0.0 } else { want };
+            assert!(ulps(got, want) <= 3, "sigmoid({x:e}) = {got:e}, not {want:e}");
+        }
+    }
+
+    /// A start near the limit could be a subnormal number on one device and a normal one on another.
+    #[test]
+    fn no_divisor_is_within_16_ulp_of_the_largest_whose_reciprocal_is_normal() {
+        let divisor = |x: f32| 1.0 + f64::from(-x).exp();
+        let (first, last) = (87.33f32.to_bits(), 87.34f32.to_bits());
+        let margin = 16.0 * f64::from(f32::EPSILON);
+        for x in (first..=last).map(|bits| -f32::from_bits(bits)) {
+            let ratio = divisor(x) / f64::from(LARGEST_DIVISOR);
+            assert!((ratio - 1.0).abs() > margin, "{x}: {ratio}");
+            assert_eq!(sigmoid(x) == 0.0, ratio > 1.0, "{x}: {ratio}");
+        }
+        assert!(divisor(-87.33) < f64::from(LARGEST_DIVISOR) && f64::from(LARGEST_DIVISOR) < divisor(-87.34));
+    }
+
+    /// y + y·e, rounded up.
+    fn step_up(y: f32, e: f32) -> f32 {
+        let nearest = y.mul_add(e, y);
+        // Both products and both differences are exact: e has few bits, since 1 − d·y is exact.
+        let error = f64::from(y).mul_add(f64::from(e), f64::from(y) - f64::from(nearest));
+        if error > 0.0 { f32::from_bits(nearest.to_bits() + 1) } else { nearest }
+    }
+
+    struct Newton {
+        mantissas: std::ops::Range<u32>,
+        starts: std::ops::RangeInclusive<i32>,
+    }
+
+    impl Kernel for Newton {
+        /// A divisor and a start that end elsewhere.
+        type Output = Option<(f32, i32)>;
+
+        #[inline(always)]
+        fn run(self) -> Self::Output {
+            for divisor in self.mantissas.map(|mantissa| f32::from_bits(0x3F80_0000 | mantissa)) {
+                let want = 1.0 / divisor;
+                for start in self.starts.clone() {
+                    let y = f32::from_bits(want.to_bits().wrapping_add_signed(start));
+                    let y = step_up(y, (-divisor).mul_add(y, 1.0));
+                    let y = y.mul_add((-divisor).mul_add(y, 1.0), y);
+                    if y.to_bits() != want.to_bits() {
+                        return Some((divisor, start));
+                    }
+                }
+            }
+            None
+        }
+    }
+
+    /// The steps of the kernels' sigmoid. Other exponents scale every number, and none of them is subnormal.
+    #[test]
+    fn newton_steps_end_at_the_quotient() {
+        assert_eq!(vectorized(Newton { mantissas: 0..1 << 23, starts: -2..=2 }), None);
+        // The mantissas that need the second step, and the one that needs the first to be rounded up.
+        for hard in [0x06_9913, 0x01_64B0, 0x01_21FF, 0x7F_FFFF] {
+            assert_eq!(vectorized(Newton { mantissas: hard..hard + 1, starts: -4..=4 }), None);
+        }
     }
 }

@@ -225,7 +225,30 @@ fn approximations_are_near() {
     near("tanh.approx", f64::tanh);
     near("rsqrt.approx", |x| 1.0 / x.sqrt());
     near("sqrt.approx", f64::sqrt);
-    near("rcp.approx", |x| 1.0 / x);
+}
+
+#[test]
+fn approximate_reciprocals_are_within_an_ulp_and_never_all_exact() {
+    let reciprocals = |op: &str| {
+        let values = floats();
+        let body = format!("ld.global.f32 %f2, [%rd4];\n{op} %f4, %f2;\nst.global.f32 [%rd5], %f4;");
+        let got = run_words(&body, &values, values.len() as u32, values.len()).unwrap();
+        values.into_iter().zip(got).collect::<Vec<_>>()
+    };
+    let mut moves = [0; 3];
+    for (x, got) in reciprocals("rcp.approx.f32") {
+        let want = n(1.0 / f(x));
+        let by = got.wrapping_sub(want).wrapping_add(1);
+        assert!(by < 3, "{x:#x}: {got:#x}, not {want:#x}");
+        moves[by as usize] += 1;
+        assert!(by == 1 || f(want).is_finite() && f(want) != 0.0, "{x:#x}: {got:#x}");
+    }
+    assert!(moves.iter().all(|&count| count > 20), "{moves:?}");
+    for (x, got) in reciprocals("rcp.approx.ftz.f32") {
+        let is_small = |bits: u32| bits & 0x7f80_0000 == 0;
+        assert!(!is_small(got) || got & 0x007f_ffff == 0, "{x:#x}: {got:#x}");
+        assert!(!is_small(x) || f(got).is_infinite(), "{x:#x}: {got:#x}");
+    }
 }
 
 #[test]

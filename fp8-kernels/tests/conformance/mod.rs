@@ -11,6 +11,7 @@ mod threads;
 mod accumulate;
 mod activation;
 mod activation_blocks;
+mod activation_tiles;
 mod adamw;
 mod adamw_codes;
 mod adamw_skips;
@@ -69,6 +70,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     accumulate::CASES,
     activation::CASES,
     activation_blocks::CASES,
+    activation_tiles::CASES,
     adamw::CASES,
     adamw_codes::CASES,
     adamw_skips::CASES,

@@ -1,13 +1,19 @@
 //! Instructions that a kernel's PTX may not contain, so that its results are the same bits everywhere.
 //!
 //! `add.f32` without a rounding may be fused with a multiplication by the assembler. `.approx` results differ between
-//! architectures, and no kernel needs one even to start an iteration, since divisions and roots are `.rn`; `div.full` is off
-//! by up to two units and names no rounding either. `.ftz` drops subnormals. Atomic float sums depend on the order in which
+//! architectures; one of them, an approximate reciprocal, may start Newton's steps in a file that is listed for it, since
+//! these end at the same bits from every start (`newton_steps_end_at_the_quotient` in `src/math.rs`). `div.full` is off by
+//! up to two units and names no rounding either. `.ftz` drops subnormals. Atomic float sums depend on the order in which
 //! threads come, and products of matrix units on the order in which the hardware adds. Doubles and local memory are slow and
 //! never meant.
 
-/// Kernel files whose results need not be the same bits everywhere: what each may use all the same, and why.
-pub(crate) const INEXACT: [(&str, &str, &str); 18] = [
+/// Kernel files with an exception from a rule, and why: most are compared within a tolerance.
+pub(crate) const EXCEPTIONS: [(&str, &str, &str); 23] = [
+    ("activation", RECIPROCAL, STARTS_NEWTON),
+    ("activation_blocks", RECIPROCAL, STARTS_NEWTON),
+    ("activation_geglu", RECIPROCAL, STARTS_NEWTON),
+    ("activation_gelu", RECIPROCAL, STARTS_NEWTON),
+    ("activation_swiglu", RECIPROCAL, STARTS_NEWTON),
     ("attention", MATRIX_UNIT, "compared within a tolerance: no order of sums is promised"),
     ("attention", APPROXIMATION, "compared within a tolerance: ex2 of a score is within 2 ulp"),
     ("attention_backward_kv", MATRIX_UNIT, "compared within a tolerance: no order of sums is promised"),
@@ -54,16 +60,47 @@ pub(crate) const INEXACT: [(&str, &str, &str); 18] = [
 
 const MATRIX_UNIT: &str = "a product on matrix units adds in the hardware's own order";
 const APPROXIMATION: &str = "an approximation differs between architectures";
+const RECIPROCAL: &str = "an approximate reciprocal, which may only start Newton's steps";
+const STARTS_NEWTON: &str =
+    "the sigmoid's division: two steps, the first rounded up, end at the same bits from every start";
 
 /// All breaches of the kernel file `name` (without its ending), as `line: instruction: reason`.
 pub(crate) fn breaches(name: &str, ptx: &str) -> Vec<String> {
-    let allowed = |reason: &str| INEXACT.iter().any(|(file, rule, _)| *file == name && *rule == reason);
-    let mut found = Vec::new();
+    let allowed = |reason: &str| EXCEPTIONS.iter().any(|(file, rule, _)| *file == name && *rule == reason);
+    let mut found = unfinished(ptx);
     for (number, line) in (1..).zip(ptx.lines()) {
         let code = line.split("//").next().unwrap_or_default();
         for word in code.split(|c: char| c.is_whitespace() || ";{}(),".contains(c)) {
             if let Some(reason) = breach(word).filter(|reason| !allowed(reason)) {
                 found.push(format!("{number}: {}: {reason}", code.trim()));
+            }
+        }
+    }
+    found
+}
+
+/// Approximate reciprocals that are not made exact: the next step has to round up, and nothing else may read them.
+fn unfinished(ptx: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for kernel in ptx.split(".entry ") {
+        let lines = || kernel.lines().map(|line| line.trim().trim_end_matches(';'));
+        for line in lines() {
+            let Some((y, _)) = line.strip_prefix("rcp.approx.ftz.f32 ").and_then(|rest| rest.split_once(','))
+            else {
+                continue;
+            };
+            let has = |line: &str| line.split([' ', '\t', ',', '[', ']', '{', '}']).any(|word| word == y);
+            let mut readers = lines().filter(|other| has(other) && *other != line);
+            let rounds_up = |line: &str| {
+                line.strip_prefix("fma.rp.f32 ").is_some_and(|rest| {
+                    let operands: Vec<&str> = rest.split(", ").collect();
+                    matches!(operands[..], [to, a, _, b] if to == y && a == y && b == y)
+                })
+            };
+            let is_used_well = readers.clone().any(rounds_up) && readers.all(|line| line.starts_with("fma."));
+            if !is_used_well {
+                found
+                    .push(format!("{line}: an approximate reciprocal that Newton's steps do not make exact"));
             }
         }
     }
@@ -78,7 +115,9 @@ fn breach(word: &str) -> Option<&'static str> {
     let rounds = ["rn", "rz", "rm", "rp"].iter().any(|rounding| has(rounding));
     let has_float = ["f16", "f16x2", "bf16", "bf16x2", "tf32", "f32"].iter().any(|kind| has(kind));
     let is_float = modifiers.last().is_some_and(|kind| kind.starts_with('f') || kind.starts_with("bf"));
-    if has("approx") {
+    if word == "rcp.approx.ftz.f32" {
+        Some(RECIPROCAL)
+    } else if has("approx") {
         Some(APPROXIMATION)
     } else if has("ftz") {
         Some("subnormals are dropped")
@@ -127,6 +166,7 @@ mod tests {
             "sqrt.approx.f32 %f1, %f2;",
             "rsqrt.approx.ftz.f32 %f1, %f2;",
             "rcp.approx.f32 %f1, %f2;",
+            "rcp.approx.f64 %fd1, %fd2;",
             "div.approx.f32 %f1, %f2, %f3;",
             "div.full.f32 %f1, %f2, %f3;",
             "lg2.approx.f32 %f1, %f2;",
@@ -156,5 +196,27 @@ mod tests {
         assert_eq!(breaches("attention", power), [""; 0]);
         assert_eq!(breaches("attention_plain", power).len(), 1);
         assert_eq!(breaches("attention", "add.rn.ftz.f32 %f1, %f2, %f3;").len(), 1);
+    }
+
+    #[test]
+    fn a_reciprocal_is_for_newtons_steps() {
+        let start = "rcp.approx.ftz.f32 %f1, %f2;\n\tfma.rn.f32 \t%f3, %f4, %f1, %f5;\n";
+        let steps = "\tfma.rp.f32 %f1, %f1, %f3, %f1;\n\tfma.rn.f32 \t%f6, %f1, %f3, %f1;\n";
+        let good = format!("{start}{steps}");
+        assert_eq!(breaches("activation", &good), [""; 0]);
+        assert_eq!(breaches("attention", &good).len(), 1);
+        assert_eq!(breaches("cast", &good).len(), 1);
+        // The registers of another kernel are others.
+        let two = format!(".entry a() {{\n{start}}}\n.entry b() {{\n{start}{steps}}}\n");
+        for bad in [
+            start.to_owned(),
+            two,
+            format!("{good}mul.rn.f32 %f7, %f1, %f2;\n"),
+            good.replace("fma.rp", "fma.rn"),
+            good.replace("ftz.", ""),
+            "rsqrt.approx.ftz.f32 %f1, %f2;\n".to_owned(),
+        ] {
+            assert_eq!(breaches("activation", &bad).len(), 1, "{bad}");
+        }
     }
 }

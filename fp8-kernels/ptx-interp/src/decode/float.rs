@@ -1,7 +1,8 @@
 //! f32 and f64 arithmetic and functions.
 //!
 //! Exact operations round once, as IEEE 754 says. Approximate ones are computed in f64 and rounded to f32: near what a
-//! device gives, not equal to it. `.ftz` flushes subnormal inputs and results to zero of their sign.
+//! device gives, not equal to it. The approximate reciprocal is moved by up to an ulp, the error that PTX documents, so that
+//! no kernel's result can depend on it unnoticed. `.ftz` flushes subnormal inputs and results to zero of their sign.
 
 use super::operands::{Mods, Result};
 use crate::builder::{Builder, Statement};
@@ -186,7 +187,7 @@ pub(super) fn function(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statem
     let run: Map = match (base, approx) {
         ("rcp", false) => variants!(ftz, false; every |x| canonical(1.0 / x)),
         ("sqrt", false) => variants!(ftz, false; every |x| canonical(x.sqrt())),
-        ("rcp", true) => variants!(ftz, false; every |x| canonical(1.0 / x)),
+        ("rcp", true) => variants!(ftz, false; every |x| near_reciprocal(x)),
         ("sqrt", true) => variants!(ftz, false; every |x| canonical(x.sqrt())),
         ("rsqrt", true) => variants!(ftz, false; chosen |x| near(1.0 / f64::from(x).sqrt())),
         ("ex2", true) => variants!(ftz, false; chosen |x| near(f64::from(x).exp2())),
@@ -197,6 +198,18 @@ pub(super) fn function(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statem
         _ => return s.unknown(),
     };
     s.map(b, run, Ty::F32, &[Ty::F32])
+}
+
+/// 1 / x, or one of its neighbours: which one depends on the bits of x alone. Zeros, infinities and NaN are exact.
+#[inline(always)]
+fn near_reciprocal(x: f32) -> u32 {
+    let exact = canonical(1.0 / x);
+    let is_exact = exact & 0x7fff_ffff == 0 || exact & 0x7f80_0000 == 0x7f80_0000;
+    let mixed = x.to_bits().wrapping_mul(0x9e37_79b9);
+    let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 16;
+    // -1, 0 or 1; the largest number has no neighbour above.
+    let moved = exact.wrapping_add(mixed % 3).wrapping_sub(1);
+    if is_exact || moved & 0x7f80_0000 == 0x7f80_0000 { exact } else { moved }
 }
 
 /// `testp`: a class of values, as a predicate by way of a comparison with one.

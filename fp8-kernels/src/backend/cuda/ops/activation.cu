@@ -1,5 +1,5 @@
 #include "activation.cuh"
-// Activation functions and their gradients, plain and gated, by tiles: codes with their transpose, or values in high
+// Activation functions and their gradients, plain and gated, of any kind, element type and shape, by tiles: codes with their transpose, or values in high
 // precision, or the amax alone; column sums; never rounded in between. A row's loads are under way while the row before it
 // is computed.
 
@@ -38,8 +38,6 @@ __device__ __forceinline__ Strip strip_of(u64 cols, u64 run) {
     return {blockIdx.x / across * run, blockIdx.x % across * TILE_COLS};
 }
 
-__device__ __forceinline__ int is_set(const float* unset) { return unset && __float_as_int(*unset) != REST_BITS; }
-
 // h is [rows, cols], or [rows, 2·cols] where gated.
 template <int GATED>
 __device__ __forceinline__ void forward(const void* h, int dtype, int kind, u64 rows, u64 cols, u64 run,
@@ -59,17 +57,16 @@ __device__ __forceinline__ void forward(const void* h, int dtype, int kind, u64 
         if (GATED) second = raw8_row(h, dtype, row * pitch + cols + col, row < rows ? n : 0, whole);
 #pragma unroll 1
         for (int r = 0; r < 4; r++, row++) {
-            float x[8], z[8], s[8], v[8];
+            float x[8], c[8], s[8], v[8];
             widen8(x, first, dtype);
             if (GATED) widen8(v, second, dtype);
             const int next = r < 3 && row + 1 < rows ? n : 0;
             first = raw8_row(h, dtype, (row + 1) * pitch + col, next, whole);
             if (GATED) second = raw8_row(h, dtype, (row + 1) * pitch + cols + col, next, whole);
-            arguments(kind, x, z);
-            sigmoids(kind, z, s);
-            function_values(kind, x, s, z);
+            sigmoids(kind, x, c, s);
+            function_values(kind, x, s, c);
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = GATED ? z[k] * v[k] : z[k];
+            for (int k = 0; k < 8; k++) v[k] = GATED ? c[k] * v[k] : c[k];
             push_row(columns, sink_row(sink, out, v, row * cols + col, row < rows ? n : 0, whole));
         }
         if (sink.columnwise) {

@@ -1,10 +1,12 @@
-//! `activation` and its gradients on a GPU: one kernel, plain or gated, for every way a result may leave.
+//! `activation` and its gradients on a GPU: one kernel, plain or gated, for every way a result may leave, and those of
+//! `activation_tiles` for what trains.
 
+use super::activation_tiles::Whole;
 use super::blocks::{self, Values};
 use super::reduce::{column_pieces, finish_columns};
 use super::slot::{self, AmaxRequest, Output};
 use super::tiles::strips;
-use super::{Buffer, Gpu, In, Out, Void, dtype_number, kernels};
+use super::{Address, Buffer, Gpu, In, Out, dtype_number, format_number, kernels};
 use crate::ops::Activation;
 use crate::{DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
@@ -20,47 +22,62 @@ const fn kind(activation: Activation) -> i32 {
     }
 }
 
-/// The addresses and the format with which a launch stores its results. An address is null if there is none.
-struct Sink {
-    codes: Out<u8>,
-    columnwise: Out<u8>,
-    format: i32,
-    scale: In<f32>,
-    scale_inv: Out<f32>,
-    high: Out<Void>,
-    unset: In<f32>,
-    amax: Out<i32>,
-    counters: Out<u64>,
+/// The addresses and the format with which a launch stores its results. An address is 0 if there is none.
+pub(super) struct Sink {
+    /// The format of codes, of which the amax alone may be wanted; `None` for values in high precision.
+    pub(super) encoding: Option<Encoding>,
+    codes: u64,
+    columnwise: u64,
+    scale: u64,
+    scale_inv: u64,
+    pub(super) high: u64,
+    unset: u64,
+    amax: u64,
+    counters: u64,
+    /// Counts, or the amax of values in high precision, which few ask for.
+    pub(super) is_special: bool,
 }
 
 impl Sink {
     /// The amax alone.
-    fn amax(request: &AmaxRequest) -> Self {
-        Self {
-            codes: Out::new(0),
-            columnwise: Out::new(0),
-            format: 0,
-            scale: In::new(0),
-            scale_inv: Out::new(0),
-            high: Out::new(0),
-            unset: In::f32(request.unset),
-            amax: Out::i32(request.cell),
-            counters: Out::new(0),
-        }
+    fn amax(request: &AmaxRequest, slot: &Slot<'_>) -> Self {
+        let AmaxRequest { unset, cell: amax } = *request;
+        let (codes, columnwise, scale, scale_inv, high, counters) = (0, 0, 0, 0, 0, 0);
+        let (encoding, is_special) = (Some(slot.encoding), false);
+        Self { encoding, codes, columnwise, scale, scale_inv, high, unset, amax, counters, is_special }
     }
 
-    fn output(output: &Output<'_>, op: &'static str) -> Result<Self> {
+    fn output(output: &Output<'_>, op: &'static str, slot: &Slot<'_>) -> Result<Self> {
+        let (amax, counters) = (output.amax(op)?, output.counters(op)?);
+        let is_high = output.high().is_some();
         Ok(Self {
-            codes: Out::u8(output.rowwise()),
-            columnwise: Out::u8(output.columnwise()),
-            format: output.format(),
-            scale: In::f32(output.scale()),
-            scale_inv: Out::f32(output.scale_inv()),
-            high: Out::void(output.high()),
-            unset: In::new(0),
-            amax: Out::i32(output.amax(op)?),
-            counters: Out::u64(output.counters(op)?),
+            encoding: (!is_high).then_some(slot.encoding),
+            codes: output.rowwise().address(),
+            columnwise: output.columnwise().address(),
+            scale: output.scale(),
+            scale_inv: output.scale_inv().address(),
+            high: output.high().address(),
+            unset: 0,
+            amax,
+            counters,
+            is_special: counters != 0 || is_high && amax != 0,
         })
+    }
+
+    fn format(&self) -> i32 {
+        self.encoding.map_or(0, format_number)
+    }
+
+    /// The parameters of kernels that make codes of whole tiles.
+    pub(super) fn whole_codes(&self) -> kernels::WholeCodesParams {
+        kernels::WholeCodesParams {
+            codes: Out::u8(self.codes),
+            columnwise: Out::u8(self.columnwise),
+            scale: In::f32(self.scale),
+            scale_inv: Out::f32(self.scale_inv),
+            unset: In::f32(self.unset),
+            amax: Out::i32(self.amax),
+        }
     }
 }
 
@@ -94,6 +111,12 @@ pub(crate) fn activation(
         });
     }
     let launch = |sink: &Sink| {
+        if let Some(whole) = Whole::of(gpu, op, activation, &[h], [rows, cols], sink)? {
+            // SAFETY: as below; whole tiles and bf16 are what `of` has found.
+            if unsafe { whole.forward(gpu, h.cuda(op)?, sink) }? {
+                return Ok(());
+            }
+        }
         let kernel = gpu.load(match activation.is_gated() {
             true => kernels::ACTIVATION_GATED,
             false => kernels::ACTIVATION,
@@ -106,26 +129,26 @@ pub(crate) fn activation(
             rows: rows as u64,
             cols: cols as u64,
             run,
-            codes: sink.codes,
-            columnwise: sink.columnwise,
-            format: sink.format,
-            scale: sink.scale,
-            scale_inv: sink.scale_inv,
-            high: sink.high,
-            unset: sink.unset,
-            amax: sink.amax,
-            counters: sink.counters,
+            codes: Out::u8(sink.codes),
+            columnwise: Out::u8(sink.columnwise),
+            format: sink.format(),
+            scale: In::f32(sink.scale),
+            scale_inv: Out::f32(sink.scale_inv),
+            high: Out::void(sink.high),
+            unset: In::f32(sink.unset),
+            amax: Out::i32(sink.amax),
+            counters: Out::u64(sink.counters),
         };
         // SAFETY: outputs hold rows · cols elements, h as many, or twice as many where gated (checked by
         // `ops::activation`); the blocks are those of this run; cells are alive: their slot is borrowed.
         unsafe { kernel.launch(gpu, grid, &args) }
     };
-    let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request)))?;
+    let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request, slot)))?;
     let output = Output::new(gpu, slot, shape, h.device(), scale, h.dtype())?;
     if shape.numel() == 0 {
         return output.finish_inverse(gpu);
     }
-    launch(&Sink::output(&output, op)?)?;
+    launch(&Sink::output(&output, op, slot)?)?;
     Ok(output.finish())
 }
 
@@ -192,6 +215,10 @@ fn backward(
         });
     }
     let launch = |sink: &Sink, partial: Option<&Buffer>| {
+        if let Some(whole) = Whole::of(gpu, op, activation, &[dy, h], [rows, cols], sink)? {
+            // SAFETY: as below; whole tiles and bf16 are what `of` has found.
+            return unsafe { whole.backward(gpu, [dy.cuda(op)?, h.cuda(op)?], sink, partial) };
+        }
         let kernel = gpu.load(match activation.is_gated() {
             true => kernels::ACTIVATION_BACKWARD_GATED,
             false => kernels::ACTIVATION_BACKWARD,
@@ -206,15 +233,15 @@ fn backward(
             rows: rows as u64,
             cols: cols as u64,
             run,
-            codes: sink.codes,
-            columnwise: sink.columnwise,
-            format: sink.format,
-            scale: sink.scale,
-            scale_inv: sink.scale_inv,
-            high: sink.high,
-            unset: sink.unset,
-            amax: sink.amax,
-            counters: sink.counters,
+            codes: Out::u8(sink.codes),
+            columnwise: Out::u8(sink.columnwise),
+            format: sink.format(),
+            scale: In::f32(sink.scale),
+            scale_inv: Out::f32(sink.scale_inv),
+            high: Out::void(sink.high),
+            unset: In::f32(sink.unset),
+            amax: Out::i32(sink.amax),
+            counters: Out::u64(sink.counters),
             partial_sums: Out::f32(partial),
         };
         // SAFETY: dy holds rows · cols elements, h and the outputs as many, or twice as many where gated (checked by
@@ -222,11 +249,11 @@ fn backward(
         // alive: their slot is borrowed.
         unsafe { kernel.launch(gpu, grid, &args) }
     };
-    let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request), None))?;
+    let scale = slot::resolve(gpu, op, slot, |request| launch(&Sink::amax(&request, slot), None))?;
     let output = Output::new(gpu, slot, *h.shape(), h.device(), scale, h.dtype())?;
     if h.numel() == 0 {
         return output.finish_inverse(gpu);
     }
-    launch(&Sink::output(&output, op)?, partial)?;
+    launch(&Sink::output(&output, op, slot)?, partial)?;
     Ok(output.finish())
 }

@@ -13,14 +13,13 @@ struct Activated {
     __device__ __forceinline__ void load(float v[8], u64 row, u64 col, int n) const {
         const u64 at = row * (GATED ? 2 * cols : cols) + col;
         const int whole = cols % 8 == 0;
-        float x[8], z[8], s[8];
+        float x[8], c[8], s[8];
         widen8(x, raw8_row(h, dtype, at, n, whole), dtype);
         if (GATED) widen8(v, raw8_row(h, dtype, at + cols, n, whole), dtype);
-        arguments(kind, x, z);
-        sigmoids(kind, z, s);
-        function_values(kind, x, s, z);
+        sigmoids(kind, x, c, s);
+        function_values(kind, x, s, c);
 #pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = k < n ? (GATED ? z[k] * v[k] : z[k]) : 0.0f;
+        for (int k = 0; k < 8; k++) v[k] = k < n ? (GATED ? c[k] * v[k] : c[k]) : 0.0f;
     }
 
     __device__ __forceinline__ void compute(float*, u64, u64, int) const {}

@@ -30,6 +30,9 @@ signatures! {
         mask: In<u8>, extent0: u64, extent1: u64, extent2: u64, extent3: u64, extent4: u64, stride0: u64,
         stride1: u64, stride2: u64, stride3: u64, stride4: u64, step: u64, }
 
+    group WholeCodesParams {
+        codes: Out<u8>, columnwise: Out<u8>, scale: In<f32>, scale_inv: Out<f32>, unset: In<f32>, amax: Out<i32>, }
+
     kernel Accumulate {
         out: Out<f32>, x: In<Void>, n: u64, dtype: i32, }
     ACCUMULATE = Accumulate "accumulate";
@@ -57,6 +60,34 @@ signatures! {
         dy: In<Void>, dy_dtype: i32, h: In<Void>, dtype: i32, kind: i32, rows: u64, cols: u64, block: BlockParams, }
     ACTIVATION_BACKWARD_BLOCKS = ActivationBlocks "activation_backward_blocks",
     ACTIVATION_BACKWARD_BLOCKS_GATED = ActivationBlocks "activation_backward_blocks_gated";
+
+    kernel ActivationCodes {
+        h: In<u16>, rows: u32, cols: u32, run: u32, whole_codes: WholeCodesParams, }
+    ACTIVATION_CODES_GEGLU_E4M3 = ActivationGeglu "activation_codes_geglu_e4m3",
+    ACTIVATION_CODES_GELU_E4M3 = ActivationGelu "activation_codes_gelu_e4m3",
+    ACTIVATION_CODES_SWIGLU_E4M3 = ActivationSwiglu "activation_codes_swiglu_e4m3";
+
+    kernel ActivationHigh {
+        h: In<u16>, rows: u32, cols: u32, run: u32, high: Out<u16>, }
+    ACTIVATION_HIGH_GEGLU = ActivationGeglu "activation_high_geglu",
+    ACTIVATION_HIGH_GELU = ActivationGelu "activation_high_gelu",
+    ACTIVATION_HIGH_SWIGLU = ActivationSwiglu "activation_high_swiglu";
+
+    kernel ActivationBackwardCodes {
+        dy: In<u16>, h: In<u16>, rows: u32, cols: u32, run: u32, whole_codes: WholeCodesParams,
+        partial_sums: Out<f32>, }
+    ACTIVATION_BACKWARD_CODES_GEGLU_E4M3 = ActivationGeglu "activation_backward_codes_geglu_e4m3",
+    ACTIVATION_BACKWARD_CODES_GEGLU_E5M2 = ActivationGeglu "activation_backward_codes_geglu_e5m2",
+    ACTIVATION_BACKWARD_CODES_GELU_E4M3 = ActivationGelu "activation_backward_codes_gelu_e4m3",
+    ACTIVATION_BACKWARD_CODES_GELU_E5M2 = ActivationGelu "activation_backward_codes_gelu_e5m2",
+    ACTIVATION_BACKWARD_CODES_SWIGLU_E4M3 = ActivationSwiglu "activation_backward_codes_swiglu_e4m3",
+    ACTIVATION_BACKWARD_CODES_SWIGLU_E5M2 = ActivationSwiglu "activation_backward_codes_swiglu_e5m2";
+
+    kernel ActivationBackwardHigh {
+        dy: In<u16>, h: In<u16>, rows: u32, cols: u32, run: u32, high: Out<u16>, partial_sums: Out<f32>, }
+    ACTIVATION_BACKWARD_HIGH_GEGLU = ActivationGeglu "activation_backward_high_geglu",
+    ACTIVATION_BACKWARD_HIGH_GELU = ActivationGelu "activation_backward_high_gelu",
+    ACTIVATION_BACKWARD_HIGH_SWIGLU = ActivationSwiglu "activation_backward_high_swiglu";
 
     kernel AdamwUpdate {
         records: In<Record>, first_tiles: In<u64>, tensors: i32, factors: In<f32>, amaxes: Out<i32>,

@@ -22,8 +22,9 @@ const PRELUDE: &str = concat!(
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 16] = [
+const HEADERS: [(&str, &str); 17] = [
     ("activation.cuh", include_str!("activation.cuh")),
+    ("activation_tiles.cuh", include_str!("activation_tiles.cuh")),
     ("adamw.cuh", include_str!("adamw.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("attention.cuh", include_str!("attention/attention.cuh")),
@@ -73,6 +74,9 @@ sources![
     (Accumulate, "accumulate"),
     (Activation, "activation"),
     (ActivationBlocks, "activation_blocks"),
+    (ActivationGeglu, "activation_geglu"),
+    (ActivationGelu, "activation_gelu"),
+    (ActivationSwiglu, "activation_swiglu"),
     (AdamW, "adamw"),
     (Amax, "amax"),
     (Cast, "cast"),
