@@ -17,6 +17,7 @@ cases![
     special_values: Activations,
     one_value_everywhere: Activations,
     needles: Activations,
+    needles_beside_nan: Activations,
     long_strips: Activations,
 ];
 
@@ -134,12 +135,14 @@ fn scales_of_the_result_are_the_cpus(device: &Device, activation: Activation) ->
             got.push(Got::Numbers(vec![cell.read()?]));
         }
         // The gradient first.
-        cell.write(UNSET)?;
-        let slot = Slot { scale: unset, ..Slot::off(Encoding::E5M2) };
-        let [h, dy] = &inputs;
-        let (dh, _) = ops::activation_backward_quantize_dbias(dy, h, activation, &slot)?;
-        got.extend(dh.as_fp8().cloned().map(Got::from));
-        got.push(Got::Numbers(vec![cell.read()?]));
+        for encoding in ENCODINGS {
+            cell.write(UNSET)?;
+            let slot = Slot { scale: unset, ..Slot::off(encoding) };
+            let [h, dy] = &inputs;
+            let (dh, _) = ops::activation_backward_quantize_dbias(dy, h, activation, &slot)?;
+            got.extend(dh.as_fp8().cloned().map(Got::from));
+            got.push(Got::Numbers(vec![cell.read()?]));
+        }
         Ok(got)
     })
 }
@@ -229,6 +232,30 @@ fn needles(device: &Device, activation: Activation) -> Outcome {
             let want = [largest(&y)?, largest(&dh)?];
             same(&format!("{encoding:?}, {place}"), &[amaxes[0].read()?, amaxes[1].read()?], &want, 2)?;
         }
+    }
+    Ok(())
+}
+
+/// NaN among a thread's eight values keeps none of the others from the amax.
+fn needles_beside_nan(device: &Device, activation: Activation) -> Outcome {
+    if !is_tried(activation) {
+        return Ok(());
+    }
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let [rows, cols] = TILE;
+    for (encoding, place) in ENCODINGS.into_iter().flat_map(|encoding| (0..8).map(move |i| (encoding, i))) {
+        same_as_cpu(&format!("{encoding:?}, {place}"), device, |device| {
+            let of = |needle: f32, cols: usize| {
+                let mut values = vec![1.0; rows * cols];
+                values[8 + place] = needle;
+                values[8 + (place + 3) % 8] = f32::NAN;
+                tensor(values, [rows, cols], DType::BF16, device)
+            };
+            let inputs = [of(300.0, cols * halves(activation))?, of(-300.0, cols)?];
+            let (cell, rule) = (Cell::new(2.0, device)?, exact(encoding));
+            let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+            Ok(quantized(&inputs, activation, &slot, device)?.0)
+        })?;
     }
     Ok(())
 }

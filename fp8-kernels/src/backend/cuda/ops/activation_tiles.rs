@@ -4,7 +4,7 @@
 //! ragged shapes, counters, further functions) is for `activation.cu`. Each function has its own file, so that a device
 //! compiles only those that are used.
 
-use super::activation::Sink;
+use super::activation_sink::Sink;
 use super::tiles::{TILE, strips};
 use super::{Buffer, Entry, Gpu, Grid, In, Out, kernels};
 use crate::ops::Activation;

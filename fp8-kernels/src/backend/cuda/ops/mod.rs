@@ -3,6 +3,7 @@
 
 pub(crate) mod accumulate;
 pub(crate) mod activation;
+mod activation_sink;
 mod activation_tiles;
 pub(crate) mod adamw;
 pub(crate) mod amax;
@@ -47,6 +48,7 @@ pub(crate) mod update_scales;
 pub(crate) use attention::attention_fp8;
 
 use super::runtime::{
-    Address, Buffer, Entry, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product, signatures,
+    Address, Buffer, Entry, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product,
+    signatures,
 };
 use numbers::{dtype_number, format_number};
