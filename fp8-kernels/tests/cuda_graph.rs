@@ -304,6 +304,35 @@ fn two_graphs_live_side_by_side() {
 }
 
 #[test]
+fn a_graph_dropped_while_another_is_recorded_frees_nothing_that_this_one_reads() {
+    let rig = Rig::new();
+    for allocator in BOTH {
+        let device = open(&rig, allocator);
+        let (x, one) = (filled(3.0, &device).unwrap(), filled(1.0, &device).unwrap());
+        drop(step(&x, &one).unwrap());
+        let (first, sum) = device.capture(|| ops::add(&one, &one)).unwrap();
+        let mut parts = Some((x, first));
+        // Nobody but the recorded work uses `x` afterwards.
+        let recorded = device.capture(|| {
+            let (x, first) = parts.take().unwrap();
+            let y = step(&x, &one)?;
+            drop(x);
+            drop(first);
+            Ok::<_, Error>(y)
+        });
+        let (second, y) = recorded.unwrap();
+        assert_eq!((value(&y), value(&sum)), (8.0, 2.0));
+        let others: Vec<Tensor> = (0..6u8).map(|i| filled(f32::from(i), &device).unwrap()).collect();
+        second.replay().unwrap();
+        assert_eq!(value(&y), 8.0);
+        assert_eq!(others.iter().map(value).collect::<Vec<_>>(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        drop((second, y, sum, others, one, device));
+        assert_eq!(rig.control.live(), "");
+    }
+    rig.finish();
+}
+
+#[test]
 fn graph_and_results_may_go_in_any_order() {
     let rig = Rig::new();
     for (graph_first, allocator) in [true, false].into_iter().flat_map(|first| BOTH.map(|all| (first, all))) {
