@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::backend::cuda::{self, Gpu};
 use crate::memory::{self, Ledger};
-use crate::{Error, MemoryReport, Result, TransposePolicy, host};
+use crate::{Error, MemoryReport, Result, TransposePolicy, TunedProducts, host};
 use std::fmt;
 
 /// A device that stores tensors and runs operations: the CPU or a GPU. Cheap to clone.
@@ -95,6 +95,32 @@ impl Device {
     /// Forgets the peak of [`memory_report`](Self::memory_report): the next peak begins with what is in use.
     pub fn reset_peak_memory(&self) {
         self.ledger().reset_peak();
+    }
+
+    /// Returns the kernels that tuning chose for matrix products on this device, with those that it took from a file or by
+    /// [`use_tuned_products`](Self::use_tuned_products). There are none on the CPU, before the first product, and without tuning.
+    ///
+    /// ```
+    /// assert!(fp8_kernels::Device::cpu().tuned_products().is_empty());
+    /// ```
+    pub fn tuned_products(&self) -> TunedProducts {
+        match &self.backend {
+            Backend::Cpu => TunedProducts::default(),
+            Backend::Cuda(gpu) => gpu.tuned_products(),
+        }
+    }
+
+    /// Uses these kernels for the products that they were chosen for, from the next product on, and returns how many choices
+    /// are for this device. A choice for another GPU or another version of cuBLASLt is ignored, and so is a kernel that the
+    /// library refuses. Recorded steps keep the kernels that they were recorded with. See [`TunedProducts`] for an example.
+    ///
+    /// # Errors
+    /// A step that is being recorded; a device that failed. None on the CPU, which returns 0.
+    pub fn use_tuned_products(&self, tuned: &TunedProducts) -> Result<usize> {
+        match &self.backend {
+            Backend::Cpu => Ok(0),
+            Backend::Cuda(gpu) => gpu.use_tuned_products(tuned),
+        }
     }
 
     fn ledger(&self) -> &Ledger {

@@ -36,6 +36,7 @@ mod shape;
 mod slot;
 mod tensor;
 mod transpose_policy;
+mod tuned_products;
 mod update_clock;
 
 pub use arena::{Arena, ArenaOptions, KeptScales};
@@ -66,4 +67,5 @@ pub use shape::Shape;
 pub use slot::{Scale, Slot};
 pub use tensor::Tensor;
 pub use transpose_policy::TransposePolicy;
+pub use tuned_products::{TunedProducts, TunedProductsError};
 pub use update_clock::UpdateClock;

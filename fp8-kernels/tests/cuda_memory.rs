@@ -7,7 +7,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::Step;
-use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Shape, Tensor};
+use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Error, Shape, Tensor, interop};
 
 fn open(rig: &Rig, allocator: CudaAllocator) -> Device {
     Device::cuda_with_options(&CudaOptions { allocator: Some(allocator), ..rig.options() }).unwrap()
@@ -108,6 +108,129 @@ fn without_room_for_itself_a_device_is_not_opened() {
     let rig = Rig::new();
     rig.control.set("memory_limit", "31").unwrap();
     assert_eq!(out_of_memory(Device::cuda_with_options(&rig.options())), [32, 31, 31]);
+    rig.finish();
+}
+
+/// Runs `work` with several threads, each with its number.
+fn in_threads(work: impl Fn(usize) + Sync) {
+    std::thread::scope(|scope| {
+        (0..4).for_each(|thread| {
+            let work = &work;
+            scope.spawn(move || work(thread));
+        });
+    });
+}
+
+#[test]
+fn threads_allocate_and_drop_tensors_of_two_devices() {
+    let rig = Rig::new();
+    let devices = [(); 2].map(|()| open(&rig, CudaAllocator::Caching));
+    in_threads(|thread| {
+        let mut kept: Vec<(Tensor, Vec<u8>)> = Vec::new();
+        for round in 0..60 {
+            // Sizes of few classes, so that blocks change hands between the threads.
+            let data = vec![(thread * 61 + round) as u8; [100, 300, 5000][(round + thread) % 3]];
+            let device = &devices[(round / 2 + thread) % 2];
+            kept.push((Tensor::from_vec(data.clone(), [data.len()], device).unwrap(), data));
+            if round % 3 == 2 {
+                // The other device's context may be current, and other threads use both.
+                let (x, data) = kept.swap_remove(round % kept.len());
+                assert!(x.to_vec::<u8>().unwrap() == data, "thread {thread}, round {round}");
+            }
+        }
+        for (x, data) in kept {
+            assert!(x.to_vec::<u8>().unwrap() == data, "thread {thread}");
+        }
+    });
+    for device in &devices {
+        assert_eq!(device.memory_report().now.total(), 0);
+    }
+    drop(devices);
+    rig.finish();
+}
+
+#[test]
+fn a_thread_drops_tensors_after_their_device_and_of_a_device_it_never_used() {
+    let rig = Rig::new();
+    let (device, other) = (open(&rig, CudaAllocator::Caching), open(&rig, CudaAllocator::Caching));
+    let (x, y) = (bytes(5000, &device).unwrap(), bytes(5000, &other).unwrap());
+    let twin = x.clone();
+    drop(device);
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop((x, y)));
+    });
+    assert_eq!(twin.to_vec::<u8>().unwrap(), vec![0; 5000]);
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(twin));
+    });
+    assert_eq!(bytes(5000, &other).unwrap().to_vec::<u8>().unwrap(), vec![0; 5000]);
+    drop(other);
+    rig.finish();
+}
+
+#[test]
+fn an_allocation_from_kept_memory_calls_nothing_and_still_refuses_a_failed_device() {
+    let rig = Rig::new();
+    let device = open(&rig, CudaAllocator::Caching);
+    let unfilled = |len: usize| interop::unfilled([len], DType::F32, &device);
+    drop((unfilled(1000).unwrap(), unfilled(1000).unwrap()));
+    let before = rig.control.calls();
+    drop((unfilled(1000).unwrap(), unfilled(1001).unwrap()));
+    assert_eq!(rig.calls_since(&before), Default::default());
+    // A larger one asks the driver, with the device's context current on any thread.
+    in_threads(|thread| drop(unfilled(10_000 * (thread + 1)).unwrap()));
+    assert!(rig.calls("cuMemAllocAsync") > 2);
+    interop::poison(&device, "the cable was pulled".to_owned()).unwrap();
+    cuda::expect_poisoned(unfilled(1000), "the cable was pulled");
+    cuda::expect_poisoned(unfilled(1 << 20), "the cable was pulled");
+    drop(device);
+    rig.finish();
+}
+
+#[test]
+fn memory_in_pieces_of_the_wrong_sizes_is_given_back_for_a_large_tensor() {
+    let rig = Rig::new();
+    rig.control.set("memory_limit", "1048576").unwrap();
+    let device = open(&rig, CudaAllocator::Caching);
+    // Every class up to 64 KiB, of which every other block stays in use.
+    let mut kept = Vec::new();
+    for (index, len) in (1000..60_000).step_by(3001).enumerate() {
+        let x = Tensor::from_vec(vec![index as u8; len], [len], &device).unwrap();
+        if index % 2 == 0 {
+            kept.push((index, x));
+        }
+    }
+    let used: usize = kept.iter().map(|(_, x)| x.numel().div_ceil(256) * 288).sum();
+    let large = bytes((1 << 20) - used - 65_536, &device).unwrap();
+    assert!(large.to_vec::<u8>().unwrap().iter().all(|byte| *byte == 0));
+    for (index, x) in &kept {
+        assert!(x.to_vec::<u8>().unwrap().iter().all(|byte| *byte == *index as u8));
+    }
+    drop((large, kept, device));
+    rig.finish();
+}
+
+#[test]
+fn steps_use_the_same_addresses_in_whatever_order_tensors_are_dropped() {
+    let rig = Rig::new();
+    let device = open(&rig, CudaAllocator::Caching);
+    let step = |order: [usize; 4]| {
+        let mut all =
+            [300, 300, 5000, 300].map(|len| Some(interop::unfilled([len], DType::U8, &device).unwrap()));
+        let addresses = all.each_ref().map(|x| x.as_ref().map(|x| interop::address(x).unwrap()));
+        order.into_iter().for_each(|index| all[index] = None);
+        addresses
+    };
+    let first = step([0, 1, 2, 3]);
+    for order in [[3, 2, 1, 0], [1, 3, 0, 2], [0, 3, 1, 2]] {
+        assert_eq!(step(order), step([0, 1, 2, 3]));
+    }
+    let sorted = |mut all: [Option<u64>; 4]| {
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(sorted(first), sorted(step([2, 0, 1, 3])));
+    drop(device);
     rig.finish();
 }
 

@@ -7,7 +7,7 @@ mod cuda;
 
 use cuda::Rig;
 use cuda::step::numbers;
-use fp8_kernels::{CudaOptions, DType, Device, GemmTuning, Tensor, ops};
+use fp8_kernels::{CudaOptions, DType, Device, GemmTuning, Tensor, TunedProducts, ops};
 use ops::Layout;
 use std::path::Path;
 
@@ -66,8 +66,9 @@ fn a_product_is_tuned_once_and_kept() {
 fn a_kernel_that_does_not_run_is_not_the_fastest() {
     let rig = Rig::new();
     let want = product(&Device::cpu(), 64);
-    // Every kernel in turn, at its first launch: each is launched forty times.
-    for first in [1, 41, 81] {
+    // Every kernel in turn, at its first launch and while it is recorded: one launch, and ten that are recorded. A failed
+    // kernel is not recorded, and the one behind it is tried at once.
+    for (first, kernel) in [(1, 0), (2, 0), (12, 1), (13, 1), (23, 2), (33, 2)] {
         let file = rig.cache().join(format!("{first}.json"));
         let device = open(&rig, 3, &file);
         rig.control.fail(PRODUCTS, first, 15).unwrap();
@@ -76,7 +77,116 @@ fn a_kernel_that_does_not_run_is_not_the_fastest() {
         let text = std::fs::read_to_string(&file).unwrap();
         let kept: serde_json::Value = serde_json::from_str(&text).unwrap();
         let is_fastest = kept["entries"][0]["algo"][0].as_str().unwrap().ends_with("00000001");
-        assert_eq!(is_fastest, first != 41, "{kept}");
+        assert_eq!(is_fastest, kernel != 1, "{kept}");
+    }
+    rig.finish();
+}
+
+/// Returns the digits of the kernels that ran while the first of `count` equal products was tuned, and the one that the
+/// product then ran on.
+fn tuned(rig: &Rig, times: &str, candidates: usize) -> (String, char) {
+    let gemm_tuning = Some(GemmTuning { candidates, file: None });
+    let device = Device::cuda_with_options(&CudaOptions { gemm_tuning, ..rig.options() }).unwrap();
+    rig.control.set("product_times", times).unwrap();
+    product(&device, 64);
+    let mut ran = rig.control.get("products").unwrap();
+    let last = ran.pop().unwrap();
+    (ran, last)
+}
+
+#[test]
+fn candidates_take_turns_in_either_order() {
+    let rig = Rig::new();
+    let (ran, _) = tuned(&rig, "5000,5000,5000;0", 3);
+    let round = |order: &str| order.chars().map(|kernel| kernel.to_string().repeat(10)).collect::<String>();
+    // Each runs once before it is recorded.
+    let rounds = ["012", "210", "012", "210", "012", "210", "012"].map(round).concat();
+    assert_eq!(ran, format!("012{rounds}"));
+    assert_eq!(tuned(&rig, "5000,5000;0", 1), (String::new(), '0'));
+    rig.finish();
+}
+
+#[test]
+fn a_device_that_gets_warm_does_not_favour_the_first_candidate() {
+    let rig = Rig::new();
+    // Each product adds 40 ns to all later ones: after 70 of them, all are slower than any was in the beginning. One
+    // candidate after the other, even one that is a tenth faster would seem slower than those before it.
+    assert_eq!(tuned(&rig, "10000,9000,20000;40", 3).1, '1');
+    assert_eq!(tuned(&rig, "10000,20000,9000;40", 3).1, '2');
+    assert_eq!(tuned(&rig, "10000,10000,10000;40", 3).1, '0');
+    rig.finish();
+}
+
+#[test]
+fn the_librarys_first_choice_is_replaced_for_more_than_two_percent() {
+    let rig = Rig::new();
+    for (times, kernel) in [
+        ("10000,9900,9810;0", '0'),
+        ("10000,9900,9790;0", '2'),
+        ("10000,9790,9780;0", '2'),
+        ("10000,10100,9000;0", '2'),
+        ("9000,9900,9790;0", '0'),
+    ] {
+        assert_eq!(tuned(&rig, times, 3).1, kernel, "{times}");
+    }
+    rig.finish();
+}
+
+#[test]
+fn choices_are_taken_from_another_device() {
+    let rig = Rig::new();
+    let file = rig.cache().join("gemm.json");
+    let device = open(&rig, 3, &file);
+    assert!(device.tuned_products().is_empty());
+    product(&device, 64);
+    product(&device, 32);
+    let choices = device.tuned_products();
+    assert_eq!(choices.len(), 2);
+    drop(device);
+    let choices: TunedProducts = choices.to_string().parse().unwrap();
+
+    // One that has not planned anything yet, and one that runs the library's first choice by now.
+    for planned in [false, true] {
+        let device = rig.open();
+        rig.control.set("reset_calls", "").unwrap();
+        rig.control.set("product_times", "5000,5000,5000;0").unwrap();
+        if planned {
+            product(&device, 64);
+            assert_eq!(rig.control.get("products").unwrap(), "0");
+        }
+        assert_eq!(device.use_tuned_products(&choices).unwrap(), 2);
+        assert_eq!(device.use_tuned_products(&choices).unwrap(), 2);
+        let got = product(&device, 64);
+        let want = product(&Device::cpu(), 64);
+        assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-4));
+        assert!(rig.control.get("products").unwrap().ends_with('1'));
+        assert_eq!(rig.calls(HEURISTIC), u64::from(planned), "a stored kernel is not searched for");
+        assert_eq!(device.tuned_products(), choices);
+        let refused = device.capture(|| device.use_tuned_products(&choices)).unwrap_err().to_string();
+        assert!(refused.starts_with("use_tuned_products: "), "{refused}");
+        drop(device);
+    }
+    rig.finish();
+}
+
+#[test]
+fn choices_that_do_not_apply_are_ignored() {
+    let rig = Rig::new();
+    let device = open(&rig, 3, &rig.cache().join("gemm.json"));
+    product(&device, 64);
+    let text = device.tuned_products().to_string();
+    drop(device);
+    let (gpu, rest) = text.split_once('\t').unwrap();
+    let library = text.replace("\t130100\t", "\t130101\t");
+    assert_ne!(library, text);
+    let words: Vec<&str> = text.split('\t').collect();
+    let kernel = text.replace(words[3], "1 2 3 4 5 6 7 8");
+    for (foreign, taken) in [(format!("another {gpu}\t{rest}"), 0), (library, 0), (kernel, 1)] {
+        let device = rig.open();
+        rig.control.set("product_times", "5000,5000,5000;0").unwrap();
+        assert_eq!(device.use_tuned_products(&foreign.parse().unwrap()).unwrap(), taken, "{foreign}");
+        product(&device, 64);
+        assert_eq!(rig.control.get("products").unwrap(), "0", "{foreign}");
     }
     rig.finish();
 }

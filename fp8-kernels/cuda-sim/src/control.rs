@@ -7,6 +7,7 @@
 //! | `arch` | as `FP8_SIM_ARCH`; only while no context is retained |
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
 //! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls` and `kernels` |
+//! | `product_times` | `5000,4000,9000;10`: nanoseconds that a product takes by each kernel of cuBLASLt, and nanoseconds that each product adds to all later ones; empty: the usual times |
 //! | `snapshot` | the text of a snapshot that NVRTC shall know |
 //! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt, NVRTC and NCCL, refused while a context has anything live |
 //!
@@ -14,6 +15,7 @@
 //! |---|---|
 //! | `calls` | a line `name count` for every function called |
 //! | `kernels` | a line for every kernel launched |
+//! | `products` | a digit for every product that ran since `product_times` was set: the index of its kernel |
 //! | `live` | a line for each allocation and pinned block, and for each kind of handle; empty if nothing lives |
 //! | `reports` | the errors of the device |
 //! | `error` | why the newest `fp8_sim_set` was refused |
@@ -25,7 +27,7 @@ use std::sync::Once;
 
 use parking_lot::Mutex;
 
-use crate::cublaslt::Blas;
+use crate::cublaslt::{Blas, clock};
 use crate::ffi::{In, Out};
 use crate::queue::Until;
 use crate::report;
@@ -75,6 +77,7 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
         "fail" => driver.calls.plan(value)?,
         "clear_fail" => driver.calls.clear_faults(),
         "reset_calls" => driver.calls.reset_counts(),
+        "product_times" => clock::set(value).map_err(|why| format!("product_times: {why}"))?,
         "snapshot" => driver.compiler.give(value)?,
         "reset" => reset(driver)?,
         _ => return Err(format!("no control of the name {key}")),
@@ -86,6 +89,7 @@ fn get(driver: &Driver, key: &str) -> Option<String> {
     Some(match key {
         "calls" => driver.calls.text(),
         "kernels" => driver.calls.kernels(),
+        "products" => clock::products(),
         "live" => live(driver),
         "reports" => driver.reports.join("\n"),
         "error" => REFUSAL.lock().clone(),

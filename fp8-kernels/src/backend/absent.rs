@@ -4,7 +4,7 @@
 //! cannot run.
 
 use crate::memory::Ledger;
-use crate::{DType, Error, MemoryKind, Replayed, Result, TransposePolicy};
+use crate::{DType, Error, MemoryKind, Replayed, Result, TransposePolicy, TunedProducts};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,6 +54,8 @@ absent!(Gpu {
     fn synchronize(&self) -> Result<()>;
     fn release_kept(&self);
     fn ledger(&self) -> &Ledger;
+    fn tuned_products(&self) -> TunedProducts;
+    fn use_tuned_products(&self, &TunedProducts) -> Result<usize>;
     fn alloc(&self, DType, usize) -> Result<Buffer>;
     fn zeros(&self, DType, usize) -> Result<Buffer>;
     fn filled_f32(&self, f32, usize) -> Result<Buffer>;

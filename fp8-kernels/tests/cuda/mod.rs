@@ -18,8 +18,9 @@ use tempfile::TempDir;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Undoes what an earlier test did to the driver.
-const DEFAULTS: [(&str, &str); 8] = [
+const DEFAULTS: [(&str, &str); 9] = [
     ("stub", "0"),
+    ("product_times", ""),
     ("clear_fail", ""),
     ("memory_limit", "2147483648"),
     ("seed", "0"),

@@ -88,10 +88,10 @@ fn expect_addresses(asked: &Asked) -> Outcome {
 }
 
 /// cublasLtMatmulAlgoCheck: CUBLAS_STATUS_NOT_SUPPORTED for an algorithm that does not fit the product.
-fn kernel(algo: &Algo, hash: u64) -> Outcome<(usize, u64)> {
+fn kernel(algo: &Algo, hash: u64) -> Outcome<usize> {
     let index = usize::try_from(algo.number ^ TAG).map_err(|_| Code::BLAS_INVALID_VALUE)?;
-    let kernel = KERNELS.get(index).ok_or(Code::BLAS_INVALID_VALUE)?;
-    if algo.product == hash { Ok(*kernel) } else { Err(Code::BLAS_NOT_SUPPORTED) }
+    KERNELS.get(index).ok_or(Code::BLAS_INVALID_VALUE)?;
+    if algo.product == hash { Ok(index) } else { Err(Code::BLAS_NOT_SUPPORTED) }
 }
 
 fn result(index: usize, hash: u64) -> Found {
@@ -186,10 +186,11 @@ entries! {
             return Err(Code::BLAS_INVALID_VALUE);
         }
         // "algo: … When NULL, an implicit heuristics query with default search preferences will be performed".
-        let (needed, slowness) = match algo.is_null() {
-            true => KERNELS[0],
+        let kernel = match algo.is_null() {
+            true => 0,
             false => kernel(&invalid(algo.take(1))?[0], asked.hash)?,
         };
+        let (needed, slowness) = KERNELS[kernel];
         // "workspaceSizeInBytes: Size of the workspace"; a kernel that needs more is not run. "workspace … must be 16B
         // aligned", and 256 for the fastest kernels.
         let context = driver.context().map_err(|_| Code::BLAS_EXECUTION_FAILED)?;
@@ -211,6 +212,7 @@ entries! {
             modes: operation.modes,
             amax_d: operation.amax_d,
             workspace: (workspace, needed),
+            kernel,
             slowness,
             fp8_sum_bits,
         };

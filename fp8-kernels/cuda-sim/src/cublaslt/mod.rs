@@ -8,6 +8,7 @@
 
 mod blas;
 mod check;
+pub(crate) mod clock;
 mod descriptors;
 mod factors;
 mod matmul;

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use ptx_interp::Memory;
 
 use super::check::Shape;
+use super::clock;
 use super::factors::Factors;
 use super::types::{ScaleMode, Type};
 use crate::fault::Fault;
@@ -28,6 +29,8 @@ pub(crate) struct Product {
     pub(super) amax_d: u64,
     /// Address and bytes.
     pub(super) workspace: (u64, usize),
+    /// The index of the chosen kernel.
+    pub(super) kernel: usize,
     /// The time of the chosen kernel, in quarters of the usual time.
     pub(super) slowness: u64,
     /// As the setting of this name.
@@ -90,7 +93,7 @@ impl Product {
         if self.amax_d != 0 {
             memory.write(self.amax_d, &amax.to_le_bytes())?;
         }
-        Ok(2000 + (m * n * k) as u64 / 1000 * self.slowness / 4)
+        Ok(clock::time(self.kernel, 2000 + (m * n * k) as u64 / 1000 * self.slowness / 4))
     }
 
     /// Sums of the products of A's rows with a column of B, from k = `start` to the column's end.

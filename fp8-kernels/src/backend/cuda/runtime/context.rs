@@ -104,7 +104,8 @@ impl Context {
         drop(self.poison.set(reason));
     }
 
-    fn expect_trusted(&self) -> Result<()> {
+    /// Checks that the device is not poisoned. Calls nothing of the driver.
+    pub(super) fn expect_trusted(&self) -> Result<()> {
         match self.poison.get() {
             Some(reason) => Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() }),
             None => Ok(()),

@@ -17,7 +17,7 @@ use super::parameters::Parameter;
 use super::product::{Places, Product};
 use super::queue::Queue;
 use super::tuning::GemmTuning;
-use crate::{Error, Result};
+use crate::{Error, Result, TunedProducts};
 use cudarc::driver::CudaStream;
 use parking_lot::Mutex;
 use std::fmt;
@@ -107,12 +107,36 @@ impl Gpu {
     /// `product`, a bias of n values, factors as its layouts say, one f32 each for an output's scale and the amax.
     pub(crate) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
         self.ready()?;
-        let mut blas = self.0.blas.lock();
-        let blas = match &mut *blas {
-            Some(blas) => blas,
-            none => none.insert(Blas::open(self, self.0.libraries, &self.0.gemm_tuning)?),
-        };
-        blas.run(self, op, product, places)
+        self.opened(&mut self.0.blas.lock())?.run(self, op, product, places)
+    }
+
+    fn opened<'a>(&self, blas: &'a mut Option<Blas>) -> Result<&'a mut Blas> {
+        match blas {
+            Some(blas) => Ok(blas),
+            none => Ok(none.insert(Blas::open(self, self.0.libraries, &self.0.gemm_tuning)?)),
+        }
+    }
+
+    /// Returns the kernels of tuned products, none before the first product.
+    pub(crate) fn tuned_products(&self) -> TunedProducts {
+        self.0.blas.lock().as_ref().map(Blas::tuned_products).unwrap_or_default()
+    }
+
+    /// Takes the choices that are for this GPU and library, and returns their number.
+    pub(crate) fn use_tuned_products(&self, tuned: &TunedProducts) -> Result<usize> {
+        self.ready()?;
+        self.expect_eager("use_tuned_products", "call it before the step is recorded")?;
+        if tuned.is_empty() {
+            return Ok(0);
+        }
+        match self.opened(&mut self.0.blas.lock()) {
+            Ok(blas) => Ok(blas.use_tuned_products(tuned)),
+            Err(error) => {
+                // The first product reports it.
+                tracing::warn!(%error, "tuned products are not used");
+                Ok(0)
+            }
+        }
     }
 
     /// Records what `step` queues and launches it once.

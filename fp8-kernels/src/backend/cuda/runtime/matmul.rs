@@ -1,18 +1,21 @@
 //! Matrix products by cuBLASLt: one plan for each kind of product, made at its first use and kept.
 //!
 //! cuBLAS is column-major, so the row-major `y[m, n] = left · right` is its `yᵀ = rightᵀ · leftᵀ`: A is the right operand,
-//! B the left one. A plan holds descriptors and the kernel; a call sets the addresses and enqueues, and allocates nothing.
+//! B the left one. A plan holds descriptors and the kernel; a call finds the descriptor with its addresses, or sets them, and
+//! enqueues. It allocates nothing.
 //!
 //! The library chooses a kernel by the descriptor as it finds it. One without the addresses of scales, amax and bias may get
 //! a kernel that ignores them, so every address that a launch sets is set before the library is asked.
 
 use super::context::Context;
 use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Wish};
+use super::descriptors::Descriptors;
 use super::loader::Libraries;
 use super::product::{ALIGNMENT, FactorLayout, Places, Product};
 use super::queue::Queue;
-use super::tuning::{self, GemmTuning, Tuner};
-use crate::{Error, Result};
+use super::trial::{self, Lane};
+use super::tuning::{GemmTuning, Tuner};
+use crate::{Error, Result, TunedProducts};
 use std::collections::{HashMap, HashSet};
 
 /// The epilogue that adds a bias of one value a column.
@@ -45,9 +48,22 @@ pub(super) struct Blas {
 // SAFETY: handles and descriptors belong to the process, not to a thread; they are used behind the device's lock.
 unsafe impl Send for Blas {}
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Plan {
-    operation: Handle,
+    descriptors: Descriptors,
+    chosen: Chosen,
+}
+
+impl Plan {
+    /// Work that is queued, or recorded, has what it needs of the descriptors.
+    fn release(self, library: &CublasLt) {
+        drop(Draft { library, descriptors: self.descriptors, layouts: self.chosen.layouts });
+    }
+}
+
+/// A kernel for matrices of these layouts.
+#[derive(Debug, Clone, Copy)]
+struct Chosen {
     layouts: Layouts,
     algo: Algo,
     workspace: usize,
@@ -77,83 +93,81 @@ impl Blas {
         places: &Places,
     ) -> Result<()> {
         let key = Key { product: *product, alignment: places.alignment() };
-        let plan = match self.plans.get(&key) {
-            Some(plan) => *plan,
-            None if self.refused.contains(&key) => {
-                let failure = ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED);
-                return Err(error(&self.library, op, Some(product), failure));
-            }
-            None => {
-                queue.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
-                if self.plans.len() + self.refused.len() >= MOST_PLANS {
-                    self.forget_plans();
-                }
-                let plan = self.plan(queue, op, &key, places);
-                if let Err(Error::Gemm { code: NOT_SUPPORTED, .. }) = &plan {
-                    self.refused.insert(key);
-                }
-                let plan = plan?;
-                self.plans.insert(key, plan);
-                plan
-            }
-        };
-        self.launch(queue, op, product, &plan, places)
+        if !self.plans.contains_key(&key) {
+            self.make_plan(queue, op, &key, places)?;
+        }
+        let Some(plan) = self.plans.get_mut(&key) else { return Ok(()) }; // it was just made
+        let library = &self.library;
+        let descriptor =
+            plan.descriptors.with_addresses(library, product, places, || descriptor(library, product));
+        let descriptor = descriptor.map_err(|failure| error(library, op, Some(product), failure))?;
+        let chosen = plan.chosen;
+        self.reserve(queue, chosen.workspace)?;
+        let lane = Lane { stream: queue.raw_stream(), workspace: self.workspace };
+        // SAFETY: the caller vouches for the addresses; the workspace was made at least as large as the plan's, and all of it
+        // is used on the device's one stream.
+        unsafe { self.enqueue(queue, op, product, descriptor, &chosen, places, lane) }
     }
 
-    fn launch(
-        &mut self,
+    fn make_plan(&mut self, queue: &Queue, op: &'static str, key: &Key, places: &Places) -> Result<()> {
+        if self.refused.contains(key) {
+            let failure = ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED);
+            return Err(error(&self.library, op, Some(&key.product), failure));
+        }
+        queue.expect_eager(op, "the product is not planned yet: run the step a few times before")?;
+        if self.plans.len() + self.refused.len() >= MOST_PLANS {
+            self.forget_plans();
+        }
+        let plan = self.plan(queue, op, key, places);
+        if let Err(Error::Gemm { code: NOT_SUPPORTED, .. }) = &plan {
+            self.refused.insert(*key);
+        }
+        self.plans.insert(*key, plan?);
+        Ok(())
+    }
+
+    /// Enqueues the product.
+    ///
+    /// # Safety
+    /// `descriptor` and `chosen` are those of `product`, with the addresses of `places`, which name matrices of its extents
+    /// and types. The workspace has room for what the kernel needs. All of it is used on the lane's stream, in its order.
+    #[expect(clippy::too_many_arguments, reason = "what one call of the library consists of")]
+    unsafe fn enqueue(
+        &self,
         queue: &Queue,
         op: &'static str,
         product: &Product,
-        plan: &Plan,
+        descriptor: Handle,
+        chosen: &Chosen,
         places: &Places,
+        lane: Lane,
     ) -> Result<()> {
-        self.reserve(queue, plan.workspace)?;
-        let library = self.library;
-        let fail = |failure| error(&library, op, Some(product), failure);
-        self.set_addresses(plan.operation, product, places).map_err(fail)?;
         // In FP8 the output is no C; nothing is read there.
         let c = if product.out.size() == 1 { 0 } else { places.out };
         let matrices = [places.right, places.left, c, places.out];
         let beta = if product.accumulate { 1.0 } else { 0.0 };
-        let stream = queue.raw_stream().cast();
-        // SAFETY: the plan's layouts are those of `product`, which the addresses belong to (the caller vouches for it); the
-        // workspace was made at least as large as the plan's; all of it is used on the device's one stream.
+        let Chosen { layouts, algo, .. } = chosen;
+        let Lane { stream, workspace } = lane;
+        // SAFETY: as the caller promises.
         let enqueued = unsafe {
-            library.matmul(
+            self.library.matmul(
                 self.handle,
-                plan.operation,
-                plan.layouts,
+                descriptor,
+                *layouts,
                 matrices,
                 beta,
-                &plan.algo,
-                self.workspace,
-                stream,
+                algo,
+                workspace,
+                stream.cast(),
             )
         };
         enqueued.map_err(|failure| {
-            let failed = fail(failure);
+            let failed = error(&self.library, op, Some(product), failure);
             if failure.1 == EXECUTION_FAILED {
                 queue.poison(failed.to_string());
             }
             failed
         })
-    }
-
-    fn set_addresses(&self, operation: Handle, product: &Product, places: &Places) -> Result<(), Failure> {
-        let set = |attribute, address: u64| self.library.set(operation, attribute, address);
-        if product.is_fp8() {
-            set(Attribute::ScaleA, places.right_scale)?;
-            set(Attribute::ScaleB, places.left_scale)?;
-        }
-        if product.out.size() == 1 {
-            set(Attribute::ScaleD, places.out_scale)?;
-            set(Attribute::AmaxD, places.out_amax)?;
-        }
-        if product.bias.is_some() {
-            set(Attribute::Bias, places.bias)?;
-        }
-        Ok(())
     }
 
     /// Room for what a kernel keeps between its parts.
@@ -175,20 +189,17 @@ impl Blas {
         let Key { product, alignment } = key;
         let library = self.library;
         let fail = |failure| error(&library, op, Some(product), failure);
-        let (operation, layouts) = (std::ptr::null_mut(), [std::ptr::null_mut(); 4]);
-        let mut draft = Draft { library: &library, operation, layouts };
+        let mut draft = Draft::new(&library);
         draft.fill(product).map_err(fail)?;
-        let (operation, layouts) = (draft.operation, draft.layouts);
-        self.set_addresses(operation, product, places).map_err(fail)?;
-        let plan = |algo, workspace| Plan { operation, layouts, algo, workspace };
+        let operation = draft.with_addresses(product, places).map_err(fail)?;
+        let layouts = draft.layouts;
         // Kernels are timed on aligned matrices: what is known of them holds for those alone.
         let is_tuned = *alignment == ALIGNMENT;
         if let Some(algo) = self.tuner.stored(product).filter(|_| is_tuned)
             && let Some(found) = library.check(self.handle, operation, layouts, &algo)
         {
-            draft.keep();
             planned(op, product, "stored", &algo, found.workspace);
-            return Ok(plan(algo, found.workspace));
+            return Ok(draft.plan(algo, found.workspace));
         }
         let most = WORKSPACE[usize::from(queue.capability().0 < 9)];
         let wishes = [
@@ -206,25 +217,43 @@ impl Blas {
         };
         let mut choice = "heuristic";
         if found.len() > 1 {
-            let run = |found: &Found, places: &Places| {
-                self.launch(queue, op, product, &plan(found.algo, found.workspace), places)
+            let run = |found: &Found, places: &Places, lane: Lane| {
+                let descriptor = draft.with_addresses(product, places).map_err(fail)?;
+                let chosen = Chosen { layouts, algo: found.algo, workspace: found.workspace };
+                // SAFETY: the tuner's matrices are those of `product`, and its workspace is large enough for every
+                // candidate; it uses them on the lane's stream alone.
+                unsafe { self.enqueue(queue, op, product, descriptor, &chosen, places, lane) }
             };
-            if let Some((fastest, microseconds)) = tuning::fastest(queue, product, &found, run)? {
-                (chosen, choice) = (fastest, "tuned");
-                self.tuner.store(product, fastest.algo, microseconds);
+            if let Some(pick) = trial::pick(queue, product, &found, run)? {
+                (chosen, choice) = (pick.found, "tuned");
+                self.tuner.store(product, chosen.algo, pick.microseconds);
             }
         }
-        draft.keep();
         planned(op, product, choice, &chosen.algo, chosen.workspace);
-        Ok(plan(chosen.algo, chosen.workspace))
+        Ok(draft.plan(chosen.algo, chosen.workspace))
     }
 
-    /// Work that is queued, or recorded, has what it needs of them.
+    pub(super) fn tuned_products(&self) -> TunedProducts {
+        self.tuner.choices()
+    }
+
+    /// Uses these kernels from now on, where they are for this GPU and library. Returns how many are.
+    pub(super) fn use_tuned_products(&mut self, tuned: &TunedProducts) -> usize {
+        let taken = self.tuner.take(tuned);
+        let tuner = &self.tuner;
+        let is_other = |key: &Key, plan: &mut Plan| {
+            let stored = tuner.stored(&key.product).filter(|_| key.alignment == ALIGNMENT);
+            stored.is_some_and(|algo| algo != plan.chosen.algo)
+        };
+        for (_, plan) in self.plans.extract_if(is_other) {
+            plan.release(&self.library);
+        }
+        taken
+    }
+
     fn forget_plans(&mut self) {
         self.refused.clear();
-        for (_, plan) in self.plans.drain() {
-            drop(Draft { library: &self.library, operation: plan.operation, layouts: plan.layouts });
-        }
+        self.plans.drain().for_each(|(_, plan)| plan.release(&self.library));
     }
 
     /// Gives back all it holds; the device's context is current, and none of its work runs any more.
@@ -242,34 +271,48 @@ fn planned(op: &'static str, product: &Product, choice: &str, algo: &Algo, works
     tracing::debug!(op, product = %product.describe(), choice, %algo, workspace, "product planned");
 }
 
+/// Makes a descriptor of products like this one, without addresses.
+fn descriptor(library: &CublasLt, product: &Product) -> Result<Handle, Failure> {
+    let operation = library.operation()?;
+    describe(library, operation, product).inspect_err(|_| library.destroy_operation(operation))?;
+    Ok(operation)
+}
+
+fn describe(library: &CublasLt, operation: Handle, product: &Product) -> Result<(), Failure> {
+    let Product { left_transposed, right_transposed, factors, bias, fast, .. } = *product;
+    library.set(operation, Attribute::TransposeA, i32::from(right_transposed))?;
+    library.set(operation, Attribute::TransposeB, i32::from(left_transposed))?;
+    if product.is_fp8() {
+        library.set(operation, Attribute::FastAccumulation, i8::from(fast))?;
+        // Libraries from before the modes do not know the attribute.
+        let modes = [(Attribute::ScaleModeA, factors[1]), (Attribute::ScaleModeB, factors[0])];
+        for (attribute, layout) in modes.into_iter().filter(|(_, layout)| *layout != FactorLayout::Tensor) {
+            library.set(operation, attribute, layout as i32)?;
+        }
+    }
+    if let Some(bias) = bias {
+        library.set(operation, Attribute::Epilogue, BIAS)?;
+        library.set(operation, Attribute::BiasType, bias.number())?;
+    }
+    Ok(())
+}
+
 /// Descriptors that are destroyed when dropped.
 struct Draft<'a> {
     library: &'a CublasLt,
-    operation: Handle,
+    descriptors: Descriptors,
     layouts: Layouts,
 }
 
-impl Draft<'_> {
+impl<'a> Draft<'a> {
+    fn new(library: &'a CublasLt) -> Self {
+        Self { library, descriptors: Descriptors::default(), layouts: [std::ptr::null_mut(); 4] }
+    }
+
+    /// Makes the layouts.
     fn fill(&mut self, product: &Product) -> Result<(), Failure> {
-        let Product { m, n, k, left_transposed, right_transposed, left, right, .. } = *product;
-        let Product { factors, out, bias, fast, .. } = *product;
+        let Product { m, n, k, left_transposed, right_transposed, left, right, out, .. } = *product;
         let library = self.library;
-        self.operation = library.operation()?;
-        library.set(self.operation, Attribute::TransposeA, i32::from(right_transposed))?;
-        library.set(self.operation, Attribute::TransposeB, i32::from(left_transposed))?;
-        if product.is_fp8() {
-            library.set(self.operation, Attribute::FastAccumulation, i8::from(fast))?;
-            // Libraries from before the modes do not know the attribute.
-            let modes = [(Attribute::ScaleModeA, factors[1]), (Attribute::ScaleModeB, factors[0])];
-            for (attribute, layout) in modes.into_iter().filter(|(_, layout)| *layout != FactorLayout::Tensor)
-            {
-                library.set(self.operation, attribute, layout as i32)?;
-            }
-        }
-        if let Some(bias) = bias {
-            library.set(self.operation, Attribute::Epilogue, BIAS)?;
-            library.set(self.operation, Attribute::BiasType, bias.number())?;
-        }
         let a = if right_transposed { [k, n] } else { [n, k] };
         let b = if left_transposed { [m, k] } else { [k, m] };
         self.layouts[0] = library.layout(right, a[0], a[1])?;
@@ -283,17 +326,22 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A plan has them now.
-    fn keep(self) {
-        std::mem::forget(self);
+    fn with_addresses(&mut self, product: &Product, places: &Places) -> Result<Handle, Failure> {
+        let library = self.library;
+        self.descriptors.with_addresses(library, product, places, || descriptor(library, product))
+    }
+
+    /// Hands the descriptors to a plan.
+    fn plan(mut self, algo: Algo, workspace: usize) -> Plan {
+        let layouts = std::mem::replace(&mut self.layouts, [std::ptr::null_mut(); 4]);
+        let descriptors = std::mem::take(&mut self.descriptors);
+        Plan { descriptors, chosen: Chosen { layouts, algo, workspace } }
     }
 }
 
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
-        if !self.operation.is_null() {
-            self.library.destroy_operation(self.operation);
-        }
+        self.descriptors.destroy(self.library);
         let [a, b, c, d] = self.layouts;
         let c = if c == d { std::ptr::null_mut() } else { c };
         [a, b, c, d].into_iter().filter(|layout| !layout.is_null()).for_each(|layout| {

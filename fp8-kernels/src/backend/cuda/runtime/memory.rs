@@ -1,8 +1,20 @@
 //! Device memory: blocks that are kept when freed, so that a training step in its steady state asks the driver for none.
 //!
 //! Sizes are rounded up to classes that waste at most an eighth, and a freed block serves the next request of its class.
-//! All work of a device is on one stream, so a block may be reused while work on it is still queued: that work comes
-//! first. When the driver has no more, the kept blocks are given back and it is asked once more.
+//! When the driver has no more, the kept blocks are given back and it is asked once more.
+//!
+//! Invariants:
+//! - A block belongs to exactly one of these: one buffer and its clones, the free blocks, the blocks that the current
+//!   capture has allocated and freed, and the held blocks. It moves between them behind one lock, so threads may allocate
+//!   and drop buffers of a device at the same time.
+//! - All work of a device is on one stream, so a block may be reused while work on it is still queued: that work comes
+//!   first. Whoever uses a buffer on another stream keeps the buffer until the device's stream waits for that work
+//!   ([`SideQueue::join`](super::interop::SideQueue::join)).
+//! - A block that a captured graph may use is not reused before the graph is dropped ([`Pool`]).
+//! - A block that is reused costs no call of the driver, on any thread: an allocation makes the device's context current
+//!   only if the driver is asked for memory. Whoever calls the driver afterwards calls `ready` first.
+//! - A block returns to the memory that it came from, whichever device's context is current, and that memory outlives
+//!   its blocks.
 
 use super::allocator::CudaAllocator;
 use super::context::Context;
@@ -168,7 +180,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(Buffer { block: None, dtype, len });
         }
-        self.ready()?;
+        self.expect_trusted()?;
         let used = bytes;
         let bytes = match self.allocator {
             CudaAllocator::Caching => size_class(bytes),
@@ -180,7 +192,10 @@ impl Memory {
         };
         let address = match kept {
             Some(address) => address,
-            None => self.driver_alloc(bytes)?,
+            None => {
+                self.ready()?;
+                self.driver_alloc(bytes)?
+            }
         };
         let counted = Some(Counted::new(Some(self.ledger.clone()), used));
         let block = Block { memory: Some(Arc::clone(self)), address, bytes, born, counted };

@@ -5,6 +5,7 @@ mod cache;
 mod capture;
 mod context;
 pub(super) mod cublaslt;
+mod descriptors;
 mod entry;
 mod environment;
 mod fault;
@@ -23,6 +24,7 @@ mod pool;
 pub(super) mod product;
 mod queue;
 mod staging;
+mod trial;
 mod tuning;
 
 pub use allocator::CudaAllocator;

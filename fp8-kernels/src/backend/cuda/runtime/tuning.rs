@@ -1,26 +1,17 @@
-//! Chooses the kernel that a product runs on: measured once, kept in a file.
+//! The kernels that products run on: measured once, kept in a file, exchanged as [`TunedProducts`].
 //!
 //! The library's first choice is good, not always the best. With tuning on, a product's first use times several of its
-//! choices on random data (zeros flatter: they cost less power), over operands that together exceed the L2 cache, and
-//! keeps the fastest. A file keeps what was found, for the same GPU and version of cuBLAS; a choice that the library no
-//! longer takes is measured anew.
+//! choices ([`trial`](super::trial)). A file keeps what was found, for the same GPU and version of cuBLAS; a choice that the
+//! library no longer takes is measured anew.
 
-use super::cublaslt::{Algo, Found, Type};
-use super::memory::Buffer;
-use super::product::{Places, Product};
-use super::queue::Queue;
-use crate::{AtomicFile, DType, Error, Result};
-use cudarc::driver::{result, sys};
+use super::cublaslt::Algo;
+use super::product::Product;
+use crate::tuned_products::Choice;
+use crate::{AtomicFile, Error, Result, TunedProducts};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-
-/// The number of launches between two events, and the number of times that is measured.
-const LAUNCHES: usize = 10;
-const ROUNDS: usize = 3;
-/// The largest number of copies of the operands.
-const COPIES: usize = 8;
 
 /// Whether and how the kernels of matrix products are tuned: [`CudaOptions::gemm_tuning`](crate::CudaOptions::gemm_tuning).
 ///
@@ -63,18 +54,33 @@ struct Entry {
     microseconds: f32,
 }
 
+impl Entry {
+    fn new(choice: &Choice) -> Self {
+        let Choice { gpu, cublaslt, product, algo, microseconds } = choice.clone();
+        Self { gpu, cublaslt, product, algo: algo.map(|word| format!("{word:016x}")).to_vec(), microseconds }
+    }
+
+    /// `None` if its words are not those of a kernel.
+    fn choice(self) -> Option<Choice> {
+        let Self { gpu, cublaslt, product, algo, microseconds } = self;
+        let words: Vec<u64> = algo.iter().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect();
+        Some(Choice { gpu, cublaslt, product, algo: words.try_into().ok()?, microseconds })
+    }
+}
+
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Entries {
     entries: Vec<Entry>,
 }
 
-/// The fastest kernels found so far on one device.
+/// The kernels chosen so far on one device.
 #[derive(Debug)]
 pub(super) struct Tuner {
     tuning: GemmTuning,
     gpu: String,
     cublaslt: usize,
-    entries: Vec<Entry>,
+    /// One for each product, on this GPU and library.
+    choices: Vec<Choice>,
 }
 
 impl Tuner {
@@ -85,7 +91,11 @@ impl Tuner {
             Some(file) => read(file)?,
             None => Vec::new(),
         };
-        Ok(Self { tuning: tuning.clone(), gpu: gpu.to_owned(), cublaslt, entries })
+        let mut tuner = Self { tuning: tuning.clone(), gpu: gpu.to_owned(), cublaslt, choices: Vec::new() };
+        entries.into_iter().filter_map(Entry::choice).for_each(|choice| {
+            tuner.put(choice);
+        });
+        Ok(tuner)
     }
 
     pub(super) fn candidates(&self) -> usize {
@@ -94,26 +104,46 @@ impl Tuner {
 
     /// Returns the stored kernel of a product, if there is one.
     pub(super) fn stored(&self, product: &Product) -> Option<Algo> {
+        if self.choices.is_empty() {
+            return None;
+        }
         let name = product.name();
-        let is_it = |entry: &&Entry| {
-            (&*entry.product, &*entry.gpu, entry.cublaslt) == (&*name, &*self.gpu, self.cublaslt)
-        };
-        let words = self.entries.iter().rev().find(is_it)?.algo.iter();
-        let words: Vec<u64> = words.filter_map(|word| u64::from_str_radix(word, 16).ok()).collect();
-        words.try_into().ok().map(Algo)
+        self.choices.iter().find(|choice| choice.product == name).map(|choice| Algo(choice.algo))
+    }
+
+    /// Returns all choices.
+    pub(super) fn choices(&self) -> TunedProducts {
+        TunedProducts(self.choices.clone())
+    }
+
+    /// Takes the choices that are for this GPU and library, and returns their number.
+    pub(super) fn take(&mut self, tuned: &TunedProducts) -> usize {
+        let taken = tuned.0.iter().filter(|choice| self.put((*choice).clone())).count();
+        let ignored = tuned.len() - taken;
+        if ignored > 0 {
+            let (gpu, cublaslt) = (&self.gpu, self.cublaslt);
+            tracing::info!(%gpu, cublaslt, taken, ignored, "tuned products for another GPU or library are not used");
+        }
+        taken
+    }
+
+    /// Adds a choice in place of an older one for the same product. Returns false if it is for another GPU or library.
+    fn put(&mut self, choice: Choice) -> bool {
+        let is_mine = (&*choice.gpu, choice.cublaslt) == (&*self.gpu, self.cublaslt);
+        if is_mine {
+            self.choices.retain(|old| !old.is_for_the_same(&choice));
+            self.choices.push(choice);
+        }
+        is_mine
     }
 
     /// Stores a result here and in the file, to which other processes may have added in the meantime. A failed write, as on a
     /// full disk, is not an error of this step: the next process measures again.
     pub(super) fn store(&mut self, product: &Product, algo: Algo, microseconds: f32) {
-        let entry = Entry {
-            gpu: self.gpu.clone(),
-            cublaslt: self.cublaslt,
-            product: product.name(),
-            algo: algo.0.iter().map(|word| format!("{word:016x}")).collect(),
-            microseconds,
-        };
-        self.entries.push(entry.clone());
+        let (gpu, cublaslt) = (self.gpu.clone(), self.cublaslt);
+        let choice = Choice { gpu, cublaslt, product: product.name(), algo: algo.0, microseconds };
+        let entry = Entry::new(&choice);
+        self.put(choice);
         let Some(file) = &self.tuning.file else { return };
         let replace = |entries: &mut Vec<Entry>| {
             entries.retain(|old| {
@@ -174,177 +204,9 @@ fn unusable(file: &Path, why: &str) -> Error {
     }
 }
 
-/// Returns the fastest of `found` and its microseconds, or `None` if there is no memory for operands or no kernel runs. Waits
-/// for the device.
-pub(super) fn fastest(
-    queue: &Queue,
-    product: &Product,
-    found: &[Found],
-    mut run: impl FnMut(&Found, &Places) -> Result<()>,
-) -> Result<Option<(Found, f32)>> {
-    let Some(inputs) = Inputs::new(queue, product)? else { return Ok(None) };
-    let (start, end) = (Event::new(queue)?, Event::new(queue)?);
-    let mut best: Option<(Found, f32)> = None;
-    let mut time = |candidate| -> Result<f32> {
-        let mut shortest = f32::INFINITY;
-        for round in 0..=ROUNDS {
-            start.record(queue)?;
-            for launch in 0..LAUNCHES {
-                run(candidate, &inputs.places[launch % inputs.places.len()])?;
-            }
-            end.record(queue)?;
-            let elapsed = end.since(queue, &start)?;
-            // The first round warms up.
-            if round > 0 {
-                shortest = shortest.min(elapsed / LAUNCHES as f32);
-            }
-        }
-        Ok(shortest)
-    };
-    for candidate in found {
-        let Ok(shortest) = time(candidate) else {
-            // A kernel that cannot run is skipped, unless the device itself has failed.
-            queue.ready()?;
-            continue;
-        };
-        if best.as_ref().is_none_or(|(_, time)| shortest < *time) {
-            best = Some((*candidate, shortest));
-        }
-    }
-    Ok(best)
-}
-
-/// Operands of random numbers, in enough copies that no launch finds its operands in the cache.
-struct Inputs {
-    places: Vec<Places>,
-    _buffers: Vec<Buffer>,
-}
-
-impl Inputs {
-    /// Returns `None` if there is no memory for a single copy.
-    fn new(queue: &Queue, product: &Product) -> Result<Option<Self>> {
-        let mut all = Self { places: Vec::new(), _buffers: Vec::new() };
-        match all.fill(queue, product) {
-            Ok(()) | Err(Error::OutOfMemory { .. }) => Ok((!all.places.is_empty()).then_some(all)),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn fill(&mut self, queue: &Queue, product: &Product) -> Result<()> {
-        let Product { m, n, k, .. } = *product;
-        let bytes = |count: usize, kind: Type| count * kind.size();
-        let sizes = [bytes(m * k, product.left), bytes(n * k, product.right), bytes(m * n, product.out)];
-        let l2 = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-        let l2 = queue.stream().context().attribute(l2).unwrap_or(0);
-        let wanted = 2 * usize::try_from(l2).unwrap_or(0) / sizes.iter().sum::<usize>().max(1);
-        let scale = queue.filled_f32(1.0, 1)?;
-        let amax = queue.filled_f32(0.0, 1)?;
-        let bias = queue.zeros(DType::U8, n * product.bias.map_or(0, Type::size))?;
-        let [left_factors, right_factors] = [(0, m), (1, n)].map(|(side, rows)| {
-            let (dtype, count) = product.factors[side].size(rows, k);
-            match dtype {
-                // E8M0: 2 to the power of 0.
-                DType::U8 => queue.upload(&vec![127u8; count]),
-                _ => queue.filled_f32(1.0, count),
-            }
-        });
-        let (left_factors, right_factors) = (left_factors?, right_factors?);
-        let (left_scale, right_scale) = (left_factors.ptr(), right_factors.ptr());
-        self._buffers.extend([&scale, &amax, &bias, &left_factors, &right_factors].map(Clone::clone));
-        for copy in 0..(wanted + 1).min(COPIES) {
-            let [left, right, out] =
-                [(0, product.left), (1, product.right), (2, product.out)].map(|(i, kind)| {
-                    let buffer = queue.alloc(DType::U8, sizes[i])?;
-                    fill(queue, &buffer, kind, (copy * 3 + i) as u64)?;
-                    Ok::<_, Error>(buffer)
-                });
-            let buffers = [left?, right?, out?];
-            let [left, right, out] = buffers.each_ref().map(Buffer::ptr);
-            self.places.push(Places {
-                left,
-                right,
-                out,
-                bias: bias.ptr(),
-                left_scale,
-                right_scale,
-                out_scale: scale.ptr(),
-                out_amax: amax.ptr(),
-            });
-            self._buffers.extend(buffers);
-        }
-        Ok(())
-    }
-}
-
-/// Fills the buffer by repeating a block of finite values of either sign that span a few powers of two.
-fn fill(queue: &Queue, buffer: &Buffer, kind: Type, seed: u64) -> Result<()> {
-    const BLOCK: usize = 1 << 16;
-    let mut state = seed;
-    let mut next = || {
-        // splitmix64
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    };
-    // The bits that vary and the bits that are always set, for magnitudes from 1/8 to 2.
-    let (mask, base, words): (u64, u64, usize) = match kind {
-        Type::F32 => (0x81ff_ffff, 0x3e00_0000, 4),
-        Type::Bf16 => (0x81ff, 0x3e00, 2),
-        Type::F16 => (0x8fff, 0x3000, 2),
-        Type::E4m3 => (0x9f, 0x20, 1),
-        Type::E5m2 => (0x8f, 0x30, 1),
-    };
-    let len = buffer.bytes().min(BLOCK);
-    let block: Vec<u8> = (0..len.div_ceil(words))
-        .flat_map(|_| (next() & mask | base).to_le_bytes().into_iter().take(words))
-        .collect();
-    queue.write(buffer.ptr(), &block[..len])?;
-    let mut done = len;
-    while done < buffer.bytes() {
-        let more = done.min(buffer.bytes() - done);
-        queue.copy(buffer.ptr() + done as u64, buffer.ptr(), more)?;
-        done += more;
-    }
-    Ok(())
-}
-
-/// A driver event with timing.
-struct Event(sys::CUevent);
-
-impl Event {
-    fn new(queue: &Queue) -> Result<Self> {
-        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map(Self)
-            .map_err(|error| queue.driver_error("cuEventCreate", "gemm tuning", error))
-    }
-
-    fn record(&self, queue: &Queue) -> Result<()> {
-        // SAFETY: both are this device's and alive.
-        unsafe { result::event::record(self.0, queue.raw_stream()) }
-            .map_err(|error| queue.driver_error("cuEventRecord", "gemm tuning", error))
-    }
-
-    /// Returns the microseconds since `start`. Waits until both events have happened.
-    fn since(&self, queue: &Queue, start: &Self) -> Result<f32> {
-        queue.wait("gemm tuning")?;
-        // SAFETY: both events are alive, were made with timing and recorded, and have happened.
-        let elapsed = unsafe { result::event::elapsed(start.0, self.0) };
-        elapsed
-            .map(|milliseconds| milliseconds * 1e3)
-            .map_err(|error| queue.driver_error("cuEventElapsedTime", "gemm tuning", error))
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: made by `new` and destroyed once.
-        let _ = unsafe { result::event::destroy(self.0) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::cublaslt::Type;
     use super::*;
 
     fn product(m: usize) -> Product {
@@ -376,7 +238,7 @@ mod tests {
         tuner.store(&product(16), Algo([7; 8]), 1.5);
         assert_eq!(tuner.stored(&product(16)), Some(Algo([7; 8])));
         let again = Tuner::new(&tuning, "H100", 130_100).unwrap();
-        assert_eq!(again.entries.len(), 2);
+        assert_eq!(again.choices().len(), 2);
         assert_eq!(again.stored(&product(16)), Some(Algo([7; 8])));
         assert_eq!(again.stored(&product(32)), Some(Algo([u64::MAX; 8])));
         assert_eq!(again.stored(&Product { fast: false, ..product(16) }), None);
