@@ -35,6 +35,7 @@ mod shared_scales;
 mod tcp;
 mod timed;
 mod traffic;
+mod tuned_products;
 mod wire;
 
 pub use environment::Environment;
@@ -51,3 +52,4 @@ pub use reduce_op::ReduceOp;
 pub use shared_scales::SharedScales;
 pub use tcp::tcp;
 pub use traffic::{Sent, Traffic};
+pub use tuned_products::share_tuned_products;

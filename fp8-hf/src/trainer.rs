@@ -13,6 +13,7 @@ use crate::{Adapter, Error, Folder, Fp8Weights, LoadOptions, Result, save_adapte
 use exchange::Exchange;
 use fp8_kernels::ops::{CrossEntropyOptions, LossScale, LossScaleState};
 use fp8_kernels::{DType, Device, Graph, MemoryUse, Tensor};
+use fp8_nn::fp8_dist::share_tuned_products;
 use fp8_nn::{
     AnyOptimizer, Gpt, Gradients, GradientsOptions, LossScaler, LossScalerOptions, Optimizer as _,
     TensorParallel, frozen, parameters, quantize_weights, zero_grad,
@@ -349,7 +350,12 @@ impl Trainer {
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         if !fits || self.eager_steps < EAGER_STEPS || self.recorded.is_some() {
             self.eager_steps = self.eager_steps.saturating_add(1);
-            return self.queue(&inputs, lr, learned);
+            let results = self.queue(&inputs, lr, learned)?;
+            if let Some(ranks) = self.exchange.ranks().filter(|_| self.eager_steps == 1) {
+                // The first step has tuned the products.
+                share_tuned_products(&**ranks.mesh.world(), &device, 0)?;
+            }
+            return Ok(results);
         }
         let (graph, results) = device.capture(|| self.queue(&inputs, lr, learned))?;
         self.recorded = Some(Recorded { graph, inputs, results: results.clone() });

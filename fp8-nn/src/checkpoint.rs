@@ -9,7 +9,8 @@
 //! | `optimizer_updates` | the steps that count in the bias correction, if skipped ones do not |
 //! | `scaling.<n>.{scale,amax_history}` | the scaling state of each recipe and direction |
 //!
-//! Everything else is in the metadata, including the caller's own.
+//! Everything else is in the metadata, including the caller's own and the kernels that [tuning](fp8_kernels::TunedProducts) chose
+//! for matrix products. Training continues with these kernels on the same GPU and version of cuBLASLt; elsewhere they are ignored.
 //!
 //! [`save`] writes a temporary file in the same folder, flushes it to disk and renames it
 //! ([`AtomicFile`](fp8_kernels::AtomicFile)), so a reader sees the whole old file or the whole new one. The next save removes
@@ -40,6 +41,7 @@ mod reader;
 mod save;
 pub(crate) mod scaling_state;
 pub mod stream;
+mod tuned_products;
 mod values;
 mod whole;
 mod writer;

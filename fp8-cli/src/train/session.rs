@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fp8_hf::Config;
 use fp8_nn::checkpoint::{self, load_on, save_on};
-use fp8_nn::fp8_dist::Mesh;
+use fp8_nn::fp8_dist::{Mesh, share_tuned_products};
 use fp8_nn::fp8_kernels::ops::{CrossEntropyOptions, Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
 use fp8_nn::fp8_recipe::{DropoutProgress, Explanation, SlotRole, SlotTrace};
@@ -254,6 +254,10 @@ impl Session {
         if !self.graph || self.eager_steps < EAGER_STEPS {
             self.eager_steps += 1;
             let results = self.queue(&ids, &targets, lr)?;
+            if let Some(mesh) = self.ranks.mesh().filter(|_| self.eager_steps == 1) {
+                // The first step has tuned the products.
+                share_tuned_products(&**mesh.world(), &self.device, 0)?;
+            }
             return self.read(&results);
         }
         let device = self.device.clone();

@@ -3,7 +3,7 @@
 use super::layout::{EVENTS, MAX_STEPS, SKIPPED_KEY, STEP_KEY, open, path, user_metadata};
 use super::reader::Reader;
 use super::scaling_state::Weights;
-use super::{gradients, loss_scale, moments, scaling_state, values};
+use super::{gradients, loss_scale, moments, scaling_state, tuned_products, values};
 use crate::optimizer::{AdamWState, Counts};
 use crate::parameter::LoadedState;
 use crate::{AdamW, Error, Layer, Optimizer, Parameter, Result, parameters, parameters_mut};
@@ -119,6 +119,7 @@ impl<'a> Checked<'a> {
             }
         })?;
         note_loaded(&reader, model, optimizer, counts);
+        tuned_products::apply(&reader, model)?;
         tracing::info!(
             target: EVENTS,
             path = %path.display(),

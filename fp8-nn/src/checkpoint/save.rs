@@ -2,7 +2,7 @@
 
 use super::layout::{EVENTS, SKIPPED_KEY, STEP_KEY, USER, VERSION, VERSION_KEY, path};
 use super::writer::Writer;
-use super::{gradients, loss_scale, moments, scaling_state, values};
+use super::{gradients, loss_scale, moments, scaling_state, tuned_products, values};
 use crate::{AdamW, Error, Layer, Optimizer, Result, parameters};
 use fp8_recipe::Scaling;
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,6 +169,7 @@ pub(super) fn contents(
         writer.metadata(moments::WITHOUT_KEY, &serde_json::Value::from(without).to_string());
     }
     gradients::write(unused, &mut writer);
+    tuned_products::write(model, &mut writer);
     loss_scale::write(counts.updates, optimizer.loss_scale()?, &mut writer)?;
     metadata.iter().for_each(|(key, value)| writer.metadata(&format!("{USER}{key}"), value));
     Ok(writer)

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Replaces the training state of every rank by that of rank `root`: parameters, AdamW's moments, f32 copies and counts of
-/// steps, and the scaling state of all recipes.
+/// steps, the scaling state of all recipes, and the kernels that [tuning](fp8_kernels::TunedProducts) chose for matrix products.
 ///
 /// Afterwards the state is equal on all ranks, bit for bit, and training continues from it as on `root`. Use it for a
 /// checkpoint that only one rank can read, for ranks that join a running job, and for replicas that
@@ -105,7 +105,9 @@ pub fn broadcast_state(
     let resumed = optimizer.resume(model, counts, new, &mut |parameter, part, _| {
         Ok(moments.remove(&(parameter.name().clone(), part.to_owned())))
     });
-    own(group, resumed)
+    own(group, resumed)?;
+    let tuned = head.tuned_products.parse().unwrap_or_default();
+    own(group, device.use_tuned_products(&tuned).map_err(Error::from)).map(drop)
 }
 
 /// Describes everything that must be equal on all ranks.
@@ -155,6 +157,8 @@ struct Head {
     dropout: Option<u64>,
     /// The number of history rows of each arena.
     rows: Vec<usize>,
+    /// The kernels that tuning chose for matrix products.
+    tuned_products: String,
 }
 
 /// Broadcasts the root's counts and scaling state: text for names and integers, then f32 for scales and histories, arena by
@@ -181,6 +185,7 @@ fn numbers(
             weights: Weights::new(),
             dropout: dropout.map(|dropout| dropout.scopes),
             rows: arenas.iter().map(|arena| arena.amax_history.len()).collect(),
+            tuned_products: device.tuned_products().to_string(),
         };
         let floats = arenas.iter().flat_map(|arena| [arena.scale.clone(), arena.amax_history.concat()]);
         let text = serde_json::to_vec(&head).map_err(|error| unreadable(&error.to_string()))?;
