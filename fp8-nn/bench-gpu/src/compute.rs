@@ -25,8 +25,10 @@ struct Product {
 enum Kind {
     Fast,
     Split,
-    /// Into f32, added to what is there.
+    /// Into f32, added to what is there: beta 1.
     Accumulate,
+    /// Into f32 in place of what is there: beta 0, as the first gradient of a step.
+    Overwrite,
 }
 
 pub(crate) fn gemms(bench: &mut Bench) -> Result {
@@ -46,6 +48,11 @@ pub(crate) fn gemms(bench: &mut Bench) -> Result {
             bench,
             &format!("wgrad {sizes}"),
             Product { m: n, n: k, k: m, left: E5M2, kind: Kind::Accumulate },
+        )?;
+        product(
+            bench,
+            &format!("wgrad {sizes} beta 0"),
+            Product { m: n, n: k, k: m, left: E5M2, kind: Kind::Overwrite },
         )?;
     }
     Ok(())
@@ -69,13 +76,16 @@ fn product(bench: &mut Bench, case: &str, of: Product) -> Result {
         bench.time("gemm", &format!("{case} fp8"), work, sets, &mut |i| match kind {
             Kind::Fast => Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::BF16, Accumulation::Fast)?)),
             Kind::Split => Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::BF16, Accumulation::Split)?)),
+            Kind::Overwrite => {
+                Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::F32, Accumulation::Split)?))
+            }
             Kind::Accumulate => {
                 ops::gemm_fp8_accumulate(&a[i], &b[i], &mut dw[i], "dw", ops::Accumulation::Split)?;
                 Ok(Box::new(()))
             }
         })?;
     }
-    if kind == Kind::Split && left == E4M3 {
+    if kind == Kind::Overwrite || (kind == Kind::Split && left == E4M3) {
         return Ok(()); // bf16 knows one way to add up
     }
     let input = |shape, seed| bench.pool.tensor(shape, DType::BF16, seed, &device);

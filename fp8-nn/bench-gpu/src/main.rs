@@ -7,9 +7,11 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
 mod compute;
+mod costs;
 mod data;
 mod layers;
 mod memory;
+mod passes;
 mod report;
 mod result;
 mod timer;
@@ -19,7 +21,7 @@ use fp8_nn::fp8_kernels::{Device, TransposePolicy};
 use result::Result;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use timer::Bench;
+use timer::{Bench, Run};
 
 /// Measures operations and layers on a GPU; rows go to the terminal and, as lines of JSON, to a file.
 #[derive(Debug, Parser)]
@@ -37,6 +39,9 @@ struct Options {
     /// Run every case once in a small size, also on the simulated GPU, and time nothing
     #[arg(long)]
     dry_run: bool,
+    /// Run every case once in its full size, without a graph, and time nothing: for a profiler
+    #[arg(long, conflicts_with = "dry_run")]
+    once: bool,
     /// Print which GPU there is
     #[arg(long)]
     describe: bool,
@@ -49,6 +54,10 @@ struct Options {
 enum Section {
     /// Casts, transposes, activations, norms
     Memory,
+    /// Casts with a scale for each row or block
+    Blocks,
+    /// Additions, splits, the loss and other passes that do not quantize, and a cast of many tensors
+    Passes,
     /// The update of delayed scaling
     Scales,
     /// The optimizer
@@ -57,7 +66,7 @@ enum Section {
     Gemm,
     /// Attention
     Attention,
-    /// The time that a call takes on the host
+    /// The time that calls take on the host: of a Linear, and of what it consists of
     Host,
     /// A transformer layer, forward and backward
     Layer,
@@ -96,24 +105,31 @@ fn run(options: &Options) -> Result<bool> {
     }
     let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     let device = Device::from_stream(stream.clone())?.with_transpose_policy(TransposePolicy::WithCast);
-    let mut bench = Bench::new(device, stream, options.out.clone(), options.dry_run, &options.by)?;
+    let run = match options {
+        Options { dry_run: true, .. } => Run::Dry,
+        Options { once: true, .. } => Run::Once,
+        _ => Run::Timed,
+    };
+    let mut bench = Bench::new(device, stream, options.out.clone(), run, &options.by)?;
     let sections = if options.section.is_empty() { Section::value_variants() } else { &*options.section };
     for section in sections {
         // A section that cannot go on leaves the others theirs.
         let done = match section {
             Section::Memory => memory::kernels(&mut bench),
+            Section::Blocks => passes::blocks(&mut bench),
+            Section::Passes => passes::others(&mut bench),
             Section::Scales => memory::scales(&mut bench),
             Section::Adamw => memory::adamw(&mut bench),
             Section::Gemm => compute::gemms(&mut bench),
             Section::Attention => compute::attention(&mut bench),
-            Section::Host => layers::host(&mut bench),
+            Section::Host => layers::host(&mut bench).and_then(|()| costs::single_calls(&mut bench)),
             Section::Layer => layers::layer(&mut bench),
         };
         if let Err(error) = done {
             bench.fail(&format!("{section:?}"), &error.to_string());
         }
     }
-    let what = if options.dry_run { "ran" } else { "measured" };
+    let what = if run == Run::Timed { "measured" } else { "ran" };
     println!("{} {what}, {} failed", bench.measured(), bench.failures());
     Ok(bench.failures() == 0)
 }

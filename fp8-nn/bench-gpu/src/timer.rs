@@ -68,11 +68,24 @@ pub(crate) enum Mode {
     Queued,
 }
 
+/// What is done with each case.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Run {
+    /// It is timed.
+    Timed,
+    /// It runs in a small size, to see that it can.
+    Dry,
+    /// It runs once in its full size, for a profiler.
+    Once,
+}
+
 /// A device and what was measured on it.
 pub(crate) struct Bench {
     pub(crate) device: Device,
     pub(crate) pool: Pool,
     pub(crate) dry: bool,
+    /// Whether each case runs once, for a profiler, instead of being timed.
+    once: bool,
     stream: Arc<CudaStream>,
     /// Bytes of the L2 cache.
     cache: usize,
@@ -89,9 +102,10 @@ impl Bench {
         device: Device,
         stream: Arc<CudaStream>,
         out: Option<PathBuf>,
-        dry: bool,
+        run: Run,
         by: &str,
     ) -> Result<Self> {
+        let dry = run == Run::Dry;
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
         let cache = if dry { 0 } else { usize::try_from(stream.context().attribute(attribute)?)? };
         let pool = Pool::new(if dry { 1 << 12 } else { 1 << 22 });
@@ -99,6 +113,7 @@ impl Bench {
             device,
             pool,
             dry,
+            once: run == Run::Once,
             stream,
             cache,
             copy: 0.0,
@@ -107,7 +122,9 @@ impl Bench {
             measured: 0,
             failures: 0,
         };
-        bench.measure_copy()?;
+        if !bench.once {
+            bench.measure_copy()?;
+        }
         Ok(bench)
     }
 
@@ -122,7 +139,7 @@ impl Bench {
     /// Returns the number of buffer sets for a case whose launches move `bytes` bytes each.
     pub(crate) fn sets(&self, bytes: f64) -> usize {
         let wanted = (3.0 * self.cache as f64 / bytes).ceil();
-        (wanted as usize).clamp(2, LAUNCHES)
+        if self.once { 1 } else { (wanted as usize).clamp(2, LAUNCHES) }
     }
 
     /// The ceiling: the driver's copy of random bytes, read and write counted.
@@ -207,6 +224,13 @@ impl Bench {
             }
             Ok(())
         };
+        if self.once {
+            prepare()?;
+            let kept = launch(0)?;
+            self.device.synchronize()?;
+            drop(kept);
+            return Ok(([f64::NAN; 2], "once".to_owned()));
+        }
         // Twice: kernels are compiled and memory is found, then it is known how long it takes.
         prepare()?;
         queue(sets)?;
@@ -306,7 +330,7 @@ impl Bench {
     }
 
     fn write(&self, row: &Row) -> Result {
-        if self.dry {
+        if self.dry || self.once {
             println!("ran {} {} ({})", row.section, row.case, row.note);
             return Ok(());
         }
