@@ -332,6 +332,44 @@ mod tests {
         }
     }
 
+    /// The words of a variable of the script.
+    fn words(name: &str) -> Vec<&'static str> {
+        let (_, script) = TEXTS[0];
+        let start = format!("readonly {name}=\"");
+        let line = script.lines().find_map(|line| line.strip_prefix(&*start)).unwrap();
+        line.trim_end_matches('"').split(' ').collect()
+    }
+
+    #[test]
+    fn the_script_profiles_kernels_that_there_are() {
+        let texts: Vec<String> = workspace::files(&root().join("fp8-kernels/ptx"))
+            .unwrap()
+            .iter()
+            .map(|file| fs::read_to_string(file).unwrap())
+            .collect();
+        for kernel in words("WORST") {
+            let entry = format!(".entry {kernel}(");
+            assert!(texts.iter().any(|text| text.contains(&entry)), "{kernel} is no kernel");
+        }
+    }
+
+    #[test]
+    fn the_three_calls_consist_of_suites() {
+        let (_, script) = TEXTS[0];
+        let known: Vec<_> = words("ALL").into_iter().chain(words("PARTS")).collect();
+        for suite in &known {
+            assert!(script.contains(&format!("\nsuite_{suite}() {{")), "{suite}");
+        }
+        for suite in ["CALL_1", "CALL_2", "CALL_3"].into_iter().flat_map(words) {
+            assert!(known.contains(&suite), "{suite}");
+        }
+        // Each part is in one of the calls.
+        for part in words("PARTS") {
+            let calls = ["CALL_1", "CALL_2", "CALL_3"].map(words);
+            assert_eq!(calls.iter().flatten().filter(|suite| **suite == part).count(), 1, "{part}");
+        }
+    }
+
     #[test]
     fn every_python_file_is_started_by_the_script_or_imported_by_another() {
         let lines: Vec<_> = TEXTS.iter().flat_map(|(_, text)| text.lines()).map(str::trim).collect();

@@ -13,6 +13,8 @@ use crate::{artifact, sim};
 
 /// Checks the calls of Transformer Engine's core library in any Python.
 const CORE: [&str; 1] = ["te_core_check.py"];
+/// Checks the script that cuts a library to one architecture.
+const CUT: [&str; 2] = ["cut_library.py", "--self-test"];
 /// Leaves out what torch compiles, which takes minutes.
 const PEERS: [&str; 4] = ["bench_peers.py", "--dry-run", "--compiled", "no"];
 
@@ -22,6 +24,7 @@ pub(crate) fn dry_run(sh: &Shell) -> Result<String> {
         return Ok("skipped: python3 is not installed".to_owned());
     }
     let built = Programs::build(sh)?;
+    rows(Path::new("python3"), &CUT)?;
     let mut found = rows(Path::new("python3"), &CORE)?;
     let core = found.len();
     let python = with_torch(sh)?;

@@ -5,8 +5,16 @@ export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 
 readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers te"
+# Parts of the benchmarks, in which ours and others are measured right after each other.
+readonly PARTS="kernels profile rivals products"
+# What to run where each command has ten minutes: three calls, with the same --out.
+readonly CALL_1="smoke conformance layers recipe nccl kernels profile"
+readonly CALL_2="rivals te"
+readonly CALL_3="products"
 # What matters most comes first, for time may run out.
-readonly SECTIONS="gemm layer memory attention scales adamw host"
+readonly SECTIONS="gemm layer memory blocks passes attention scales adamw host"
+# Those that bench_peers.py has, too.
+readonly PEERS="gemm layer memory attention scales adamw host"
 # Those of them in which torch compiles many functions, which may take minutes.
 readonly COMPILED="layer scales memory"
 # Those that Transformer Engine's core library has functions for.
@@ -16,14 +24,17 @@ readonly LIMIT=530
 # Of these, a section: one that hangs leaves time to the others. The second is for what compiles, and for what ends a case
 # that hangs by itself.
 readonly SECTION_LIMIT=180 LONG_LIMIT=300
+# Seconds that a whole call of --call may take, with room for what is written afterwards.
+readonly CALL_LIMIT=570
 
 usage() {
     cat <<END
-usage: run.sh [SUITE...] [--out DIR] [--simulate] [--list]
+usage: run.sh [SUITE... | --call N] [--out DIR] [--simulate] [--list]
 
 Runs all suites, or those named, and writes DIR/results.json and DIR/results.md after each. What other calls with the
 same DIR found stays in there, until its suite runs again. The exit code is 0 if nothing failed in this call.
 
+  --call N     1, 2 or 3: the suites of one of three calls, each of which ends within ten minutes
   --out DIR    where results, logs and the unpacked programs go [default: results beside run.sh]
   --simulate   use the simulated GPU that is in this folder: small sizes, nothing timed
   --list       list the suites
@@ -45,6 +56,17 @@ training     a GPT in high precision and in FP8, eager and as a graph
 benchmarks   times and throughput
 peers        the same of other libraries, where torch is installed
 te           the same of Transformer Engine's core library, where it and torch are installed
+
+Parts of the last three, which run only if they are named:
+kernels      gpu_bench's memory, blocks, passes, attention and layer
+profile      Nsight Compute on the kernels that are furthest from the ceiling, where ncu is installed
+rivals       attention and layer: ours, then cuDNN, flash and Transformer Engine, then ours again
+products     matrix products without and with tuning, in turns; what calls cost the host
+
+Calls, for --call:
+1            $CALL_1
+2            $CALL_2
+3            $CALL_3
 END
 }
 
@@ -77,25 +99,37 @@ if [ "${1:-}" = --each ]; then
     exit
 fi
 
-out=$here/results simulate=no suites=
+out=$here/results simulate=no suites= deadline=
 while [ $# -gt 0 ]; do
     case $1 in
     --out) [ $# -gt 1 ] || die "--out needs a folder"; out=$2; shift ;;
     --out=*) out=${1#--out=} ;;
+    --call)
+        case ${2:-} in
+        1) suites="$suites $CALL_1" ;;
+        2) suites="$suites $CALL_2" ;;
+        3) suites="$suites $CALL_3" ;;
+        *) die "--call needs 1, 2 or 3" ;;
+        esac
+        deadline=$CALL_LIMIT
+        shift
+        ;;
     --simulate) simulate=yes; export FP8_CONFORMANCE_DRY_RUN=1 ;;
     --list) list; exit 0 ;;
     -h | --help) usage; exit 0 ;;
     -*) die "unknown option $1; --help lists the options" ;;
     *)
-        case " $ALL " in
+        case " $ALL $PARTS " in
         *" $1 "*) suites="$suites $1" ;;
-        *) die "unknown suite $1; the suites are $ALL" ;;
+        *) die "unknown suite $1; the suites are $ALL $PARTS" ;;
         esac
         ;;
     esac
     shift
 done
 suites=${suites:-$ALL}
+# On the simulated GPU everything takes longer, and nobody ends it.
+[ $simulate = no ] || deadline=
 mkdir -p "$out/logs" "$out/bin" && out=$(cd "$out" && pwd) || die "cannot write to $out"
 
 # ---- programs -----------------------------------------------------------------------------------------------------
@@ -202,7 +236,7 @@ write_results() {
     local measured=() file
     # A simulated GPU has measured nothing: what lies there is an earlier call's.
     [ $simulate = yes ] ||
-        for file in "$out/ours.jsonl" "$out/peers.jsonl" "$out/te.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
+        for file in "$out"/ours*.jsonl "$out"/peers*.jsonl "$out/te.jsonl"; do [ -s "$file" ] && measured+=("$file"); done
     {
         printf '{\n  "started": "%s",\n  "simulated": %s,\n' "$started" $simulated
         printf '  "device": %s,\n  "gpu": %s,\n  "libraries": %s,\n' "$(text "$device")" "$(text "$gpu")" "$(text "$libraries")"
@@ -273,6 +307,14 @@ step() {
     if [ $left -lt 5 ]; then
         record "$suite" "$name" failed 0 0 0 0 "no time left in the suite's $LIMIT s"
         return
+    fi
+    # What a call has no time for is not wrong: it is left to another.
+    if [ -n "$deadline" ] && [ $((deadline - SECONDS)) -lt 5 ]; then
+        record "$suite" "$name" skipped 0 0 0 0 "no time left in the call's $deadline s"
+        return
+    fi
+    if [ -n "$deadline" ] && [ $left -gt $((deadline - SECONDS)) ]; then
+        left=$((deadline - SECONDS))
     fi
     [ $left -le $cap ] || left=$cap
     echo "-- $suite: $name: $*"
@@ -442,6 +484,81 @@ suite_benchmarks() {
     unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
 }
 
+# ours FILE NAME SECTION [OPTION...]: a section of gpu_bench, into a file of this suite.
+ours() {
+    local file=$1 name=$2 section=$3
+    shift 3
+    if [ $simulate = yes ]; then
+        step "$name" program "$bin/gpu_bench" --section "$section" --dry-run
+    else
+        timed $SECTION_LIMIT "$name" "$bin/gpu_bench" --section "$section" --out "$out/$file" "$@"
+    fi
+}
+
+suite_kernels() {
+    local section
+    [ $simulate = yes ] || rm -f "$out/ours-kernels.jsonl"
+    for section in memory blocks passes attention layer; do
+        ours ours-kernels.jsonl "$section" "$section"
+    done
+}
+
+# The kernels that were furthest from what limits them.
+readonly WORST="quantize_tiles activation_backward norm_held_block attention_bf16_128 attention_backward_kv_bf16_128"
+
+suite_profile() {
+    local ncu kernel section name
+    # It is there with the toolkit, often outside of PATH.
+    ncu=$(command -v ncu || ls -d /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu 2>/dev/null | tail -n 1)
+    for kernel in $WORST; do
+        case $kernel in attention*) section=attention ;; *) section=memory ;; esac
+        name="ncu $kernel"
+        if [ $simulate = yes ]; then
+            # What it would profile runs.
+            step "$name" program "$bin/gpu_bench" --section $section --dry-run
+        elif [ -z "$ncu" ]; then
+            skip "$name" "ncu is not installed"
+        else
+            cap=60
+            step "$name" program "$ncu" --target-processes all --kernel-name "$kernel" --launch-count 2 \
+                --section SpeedOfLight --section WarpStateStats --section MemoryWorkloadAnalysis --section Occupancy \
+                --section InstructionStats --section LaunchStats --page details \
+                "$bin/gpu_bench" --section $section --once
+            cap=$LIMIT
+        fi
+    done
+}
+
+# Ours before and after the others: clocks that have fallen meanwhile show.
+suite_rivals() {
+    local section python=${PYTHON:-python3}
+    [ $simulate = yes ] || rm -f "$out/ours-rivals.jsonl" "$out/peers-rivals.jsonl"
+    for section in attention layer; do
+        ours ours-rivals.jsonl "$section" $section
+    done
+    has_torch "$python" || return
+    for section in attention layer; do
+        timed $SECTION_LIMIT "$section, others" "$python" "$here/bench_peers.py" --section $section --compiled no \
+            --out "$out/peers-rivals.jsonl"
+    done
+    for section in attention layer; do
+        ours ours-rivals.jsonl "$section, again" $section --by "fp8-rs again"
+    done
+}
+
+# The library's first choice and the tuned one, twice each: what the clocks do is not taken for what tuning does.
+suite_products() {
+    local round
+    [ $simulate = yes ] || rm -rf "$out/ours-products.jsonl" "$out/tuning-products"
+    ours ours-products.jsonl host host
+    for round in "" " again"; do
+        ours ours-products.jsonl "gemm$round" gemm --by "fp8-rs$round"
+        export FP8_GEMM_TUNING=8 FP8_GEMM_TUNING_FILE=$out/tuning-products
+        ours ours-products.jsonl "gemm, tuned$round" gemm --by "fp8-rs tuned$round"
+        unset FP8_GEMM_TUNING FP8_GEMM_TUNING_FILE
+    done
+}
+
 # has_torch PYTHON: or all is skipped.
 has_torch() {
     if [ $simulate = yes ]; then
@@ -457,7 +574,7 @@ suite_peers() {
     local section python=${PYTHON:-python3}
     has_torch "$python" || return
     rm -f "$out/peers.jsonl"
-    for section in $SECTIONS; do
+    for section in $PEERS; do
         timed $SECTION_LIMIT "$section" "$python" "$here/bench_peers.py" --section "$section" --compiled no \
             --out "$out/peers.jsonl"
     done
