@@ -186,7 +186,7 @@ fn one_value_everywhere(device: &Device, activation: Activation) -> Outcome {
         return Ok(());
     }
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
-    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, -130.0, 3.0] {
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, -130.0, 130.0, 3.0] {
         same_as_cpu(&format!("{value}"), device, |device| {
             let h = Tensor::full(value, [TILE[0], TILE[1] * halves(activation)], DType::BF16, device)?;
             let dy = Tensor::full(-1.5, TILE, DType::BF16, device)?;
@@ -196,6 +196,10 @@ fn one_value_everywhere(device: &Device, activation: Activation) -> Outcome {
             let (mut got, _) = quantized(&inputs, activation, &slot, device)?;
             let e4m3 = Slot { encoding: Encoding::E4M3, ..slot };
             got.extend(quantized(&inputs, activation, &e4m3, device)?.0);
+            let [h, dy] = &inputs;
+            for x in [ops::activate(h, activation)?, ops::activation_backward(dy, h, activation)?] {
+                got.push(Got::Numbers(quiet(&x.to_f32_vec()?)));
+            }
             Ok(got)
         })?;
     }
@@ -210,20 +214,24 @@ fn needles(device: &Device, activation: Activation) -> Outcome {
     let [rows, cols] = [256, 64];
     for encoding in ENCODINGS {
         let (cell, rule) = (Cell::new(2.0, device)?, exact(encoding));
-        for place in (0..rows * cols).step_by(1021).chain([0, rows * cols - 1]) {
+        for place in (0..rows * cols).step_by(509).chain([0, rows * cols - 1]) {
             let mut h = vec![1.0; rows * cols * halves(activation)];
             let mut dy = vec![1.0; rows * cols];
             let (row, col) = (place / cols, place % cols);
             h[row * cols * halves(activation) + col] = 1e4;
             dy[place] = -1e4;
             let large = tensor(h.clone(), [rows, cols * halves(activation)], DType::BF16, device)?;
-            let ones = Tensor::full(1.0, [rows, cols * halves(activation)], DType::BF16, device)?;
+            // The gradient of the gate, if there is one, is the larger half for every second needle.
+            let gate = if place % 2 == 0 { 1.0 } else { 0.5 };
+            let width = cols * halves(activation);
+            let gates = (0..rows * width).map(|i| if i % width < cols { 1.0 } else { gate }).collect();
+            let gates = tensor(gates, [rows, width], DType::BF16, device)?;
             let dy = tensor(dy, [rows, cols], DType::BF16, device)?;
             let amaxes = [Cell::new(REST, device)?, Cell::new(REST, device)?];
             let slot = |amax| Slot { amax: Some(amax), ..Slot::fixed(encoding, &cell, &rule) };
             ops::activation(&large, activation, &slot(&amaxes[0]))?;
-            ops::activation_backward_quantize_dbias(&dy, &ones, activation, &slot(&amaxes[1]))?;
-            let wide = ops::cast(&ones, DType::F32)?;
+            ops::activation_backward_quantize_dbias(&dy, &gates, activation, &slot(&amaxes[1]))?;
+            let wide = ops::cast(&gates, DType::F32)?;
             let largest = |x: &Tensor| -> Result<f32> {
                 Ok(x.to_f32_vec()?.into_iter().fold(0.0f32, |largest, v| largest.max(v.abs())))
             };
@@ -243,15 +251,18 @@ fn needles_beside_nan(device: &Device, activation: Activation) -> Outcome {
     }
     let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let [rows, cols] = TILE;
-    for (encoding, place) in ENCODINGS.into_iter().flat_map(|encoding| (0..8).map(move |i| (encoding, i))) {
-        same_as_cpu(&format!("{encoding:?}, {place}"), device, |device| {
+    // The gradient of a gate is the larger half where its other factor is 300.
+    let needles = (0..16).map(|i| (i / 2, [300.0, 1.0][i % 2]));
+    for ((place, factor), encoding) in needles.flat_map(|needle| ENCODINGS.map(|encoding| (needle, encoding)))
+    {
+        same_as_cpu(&format!("{encoding:?}, {place}, {factor}"), device, |device| {
             let of = |needle: f32, cols: usize| {
                 let mut values = vec![1.0; rows * cols];
                 values[8 + place] = needle;
                 values[8 + (place + 3) % 8] = f32::NAN;
                 tensor(values, [rows, cols], DType::BF16, device)
             };
-            let inputs = [of(300.0, cols * halves(activation))?, of(-300.0, cols)?];
+            let inputs = [of(factor, cols * halves(activation))?, of(-300.0, cols)?];
             let (cell, rule) = (Cell::new(2.0, device)?, exact(encoding));
             let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
             Ok(quantized(&inputs, activation, &slot, device)?.0)
@@ -265,18 +276,33 @@ fn long_strips(device: &Device, activation: Activation) -> Outcome {
     if !is_tried(activation) || activation == Activation::Qgelu {
         return Ok(());
     }
-    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
     let shape = [97 * TILE[0], TILE[1]];
-    same_as_cpu("long", device, |device| {
-        let inputs = inputs(activation, shape, 9, device)?;
-        let (cell, rule) = (Cell::new(64.0, device)?, exact(Encoding::E4M3));
-        let slot = Slot { columnwise: true, ..Slot::fixed(Encoding::E4M3, &cell, &rule) };
-        let (mut got, db) = quantized(&inputs, activation, &slot, device)?;
-        let [h, dy] = &inputs;
-        let wide = ops::activation_backward(dy, &ops::cast(h, DType::F32)?, activation)?;
-        let are_equal = db.to_f32_vec()? == ops::column_sums(&wide)?.to_f32_vec()?;
-        got.push(Got::Numbers(vec![f32::from(u8::from(are_equal))]));
-        got.push(Got::Tensor(ops::activate(h, activation)?));
-        Ok(got)
+    let inputs_on = |device: &Device| inputs(activation, shape, 9, device);
+    let [h, dy] = inputs_on(device)?;
+    let wide = ops::activation_backward(&dy, &ops::cast(&h, DType::F32)?, activation)?;
+    let sums = ops::column_sums(&wide)?.to_f32_vec()?;
+    let cols = h.shape().last_dim();
+    for (encoding, policy) in ENCODINGS.into_iter().flat_map(|encoding| {
+        [TransposePolicy::WithCast, TransposePolicy::Never].map(|policy| (encoding, policy))
+    }) {
+        let what = format!("{encoding:?}, {policy:?}");
+        let run = |device: &Device| {
+            let (cell, rule) = (Cell::new(64.0, device)?, exact(encoding));
+            let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+            quantized(&inputs_on(device)?, activation, &slot, device)
+        };
+        let (device, cpu) = (device.clone().with_transpose_policy(policy), Device::cpu());
+        let ((got, db), (want, _)) = (run(&device)?, run(&cpu.with_transpose_policy(policy))?);
+        same_results(&what, got, want)?;
+        same(&what, &db.to_f32_vec()?, &sums, cols)?;
+    }
+    // In high precision, with the sums and without.
+    let off = Slot::off(Encoding::E4M3);
+    let (_, db) = ops::activation_backward_quantize_dbias(&dy, &h, activation, &off)?;
+    same("db", &db.to_f32_vec()?, &sums, cols)?;
+    same_as_cpu("high precision", device, |device| {
+        let [h, dy] = inputs_on(device)?;
+        let dh = ops::activation_backward(&dy, &h, activation)?;
+        Ok(vec![Got::Tensor(ops::activate(&h, activation)?), Got::Tensor(dh)])
     })
 }
