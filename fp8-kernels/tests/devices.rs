@@ -226,7 +226,10 @@ calls! {
     };
     attention_backward(dy, q, k, v, o, row_max, row_sum, lengths): {
         let make = |device| floats([1, 4, 1, 4], device);
-        let saved = AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum: floats([1, 1, 4], row_sum)? };
+        let saved = AttentionSaved {
+            row_max: floats([1, 1, 4], row_max)?,
+            row_sum: Some(floats([1, 1, 4], row_sum)?),
+        };
         let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), ScoreOptions::default());
         ops::attention_backward(&make(dy)?, &make(q)?, &make(k)?, &make(v)?, &make(o)?, &saved, &lengths, options)?
     };
@@ -235,10 +238,23 @@ calls! {
         ops::attention_fp8(&heads(q)?, &heads(k)?, &heads(v)?, &lengths, options, DType::F32)?
     };
     attention_fp8_backward(dy, q, k, v, o, row_max, row_sum, lengths): {
-        let saved = AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum: floats([1, 1, 4], row_sum)? };
+        let saved = AttentionSaved {
+            row_max: floats([1, 1, 4], row_max)?,
+            row_sum: Some(floats([1, 1, 4], row_sum)?),
+        };
         let (lengths, options) = (Sequences::padded(&ints([1], lengths)?), ScoreOptions::default());
         let ([dy, q, k, v], o) = ([heads(dy)?, heads(q)?, heads(k)?, heads(v)?], floats([1, 4, 1, 16], o)?);
         ops::attention_fp8_backward(&dy, &q, &k, &v, &o, &saved, &lengths, options)?
+    };
+    log_sum_exp(row_max, row_sum): {
+        let row_sum = Some(floats([1, 1, 4], row_sum)?);
+        AttentionSaved { row_max: floats([1, 1, 4], row_max)?, row_sum }.log_sum_exp()?
+    };
+    rope_in_place(x, table): {
+        let table = ops::RopeTable::new(4, 4, 1e4, table)?;
+        let mut x = floats([1, 4, 6], x)?;
+        ops::rope_in_place(&mut x, 1, &table, 0, "x")?;
+        ops::rope_backward_in_place(&mut x, 1, &table, 0, "x")?
     };
     rope(x, table): {
         let table = ops::RopeTable::new(4, 4, 1e4, table)?;

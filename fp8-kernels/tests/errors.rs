@@ -10,7 +10,8 @@ use fp8_kernels::{
     ScalePolicy, ScaleRule, Shape, Slot, Tensor, UpdateClock,
 };
 use ops::{
-    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, NormOptions, NormStats, ScoreOptions, Sequences,
+    AttentionSaved, CrossEntropyOptions, CrossEntropySaved, GradLayout, Heads, NormOptions, NormStats,
+    ScoreOptions, Sequences,
 };
 
 const OFF: Slot<'_> = Slot::off(Encoding::E4M3);
@@ -148,7 +149,7 @@ fn attention() {
         ops::attention(&q, k, k, &sequences, options)
     };
     let backward = |row_max: Tensor, row_sum: Tensor| {
-        let saved = AttentionSaved { row_max, row_sum };
+        let saved = AttentionSaved { row_max, row_sum: Some(row_sum) };
         ops::attention_backward(&q, &q, &k, &k, &q, &saved, &Sequences::Full, options)
     };
     refused! {
@@ -165,6 +166,36 @@ fn attention() {
         backward(floats([1, 2, 4]), floats([1, 2, 3])) =>
             "attention_backward: the saved rows and [batch, heads, queries]: got [1, 2, 3] and [1, 2, 4]: pass what \
              attention returned with o";
+    }
+    // Heads of larger tensors.
+    let (qkv, wider) = (floats([1, 4, 24]), floats([1, 4, 26]));
+    let parts = |x: &Tensor, first| Heads::new(x, first, 2, 4).map(|heads| heads.shape().to_vec());
+    let mixed = || {
+        let [q, k, _] = Heads::qkv(&qkv, 2, 2, 4)?;
+        ops::attention(q, k, Heads::new(&wider, 0, 2, 4)?, &Sequences::Full, options)
+    };
+    let together = || {
+        let (short, saved) = (x([1, 3, 2, 4]), AttentionSaved::from_log_sum_exp(floats([1, 2, 3])));
+        let (all, layout) = (Sequences::Full, GradLayout::Qkv);
+        ops::attention_backward_to(&short, &short, &k, &k, &short, &saved, &all, options, layout)
+    };
+    refused! {
+        parts(&qkv, 17) =>
+            "heads: shape [1, 4, 24]: 2 heads of 4 features from feature 17 on do not fit: give a head_dim of at \
+             least 1, and heads that end by feature 24";
+        parts(&q, 0) =>
+            "heads: shape [1, 4, 2, 4]: expected [batch, sequence, features] with 2 heads of 4 features from \
+             feature 0 on";
+        Heads::qkv(&qkv, 2, 1, 4) =>
+            "heads: shape [1, 4, 24]: expected [batch, sequence, features] with 16 features: 4 heads of 4";
+        Heads::kv(&qkv, 4, 4) =>
+            "heads: shape [1, 4, 24]: expected [batch, sequence, features] with 32 features: 8 heads of 4";
+        mixed() =>
+            "attention: features = 24 of keys and 26 of values: expected keys and values in tensors with the same \
+             number of features";
+        together() =>
+            "attention_backward: layout = Qkv with 3 queries and 4 keys: gradients in one tensor need as many queries \
+             as keys: use Kv or Separate";
     }
 }
 

@@ -331,7 +331,8 @@ pub struct CachedLayer<'a> {
 }
 
 impl CachedLayer<'_> {
-    /// Appends new keys and values, `[batch, seq, groups, head_dim]` as [`Block::kv_heads`](crate::Block::kv_heads) says, and returns
+    /// Appends new keys and values, `[batch, seq, groups, head_dim]` as [`Block::kv_heads`](crate::Block::kv_heads) says, or
+    /// [`Heads`](ops::Heads) of larger tensors, and returns
     /// all, `[batch, capacity, groups, head_dim]`. The `info` that [`Block::evaluate`](crate::Block::evaluate) gets says how many
     /// of them are real. The others are 0. Errors name the path `layer`.
     ///
@@ -339,18 +340,22 @@ impl CachedLayer<'_> {
     ///
     /// # Errors
     /// Keys or values of another shape, dtype or device than the cache's.
-    pub fn append(self, layer: &str, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn append<'a>(
+        self,
+        layer: &str,
+        k: impl Into<ops::Heads<'a>>,
+        v: impl Into<ops::Heads<'a>>,
+    ) -> Result<(Tensor, Tensor)> {
         let Step { starts, counts, leftovers, .. } = self.step;
+        let (k, v): (ops::Heads<'_>, ops::Heads<'_>) = (k.into(), v.into());
         for (cache, new, name) in [(&mut *self.keys, k, "keys"), (&mut *self.values, v, "values")] {
-            if cache.dtype() != new.dtype() {
+            let dtype = new.tensor().dtype();
+            if cache.dtype() != dtype {
                 return Err(Error::Option {
                     part: layer.to_owned(),
                     option: "kv_cache",
                     value: cache.dtype().to_string(),
-                    remedy: format!(
-                        "the layer computes in {}: create the cache with that dtype",
-                        new.dtype()
-                    ),
+                    remedy: format!("the layer computes in {dtype}: create the cache with that dtype"),
                 });
             }
             let name = format!("{layer}.{name}");

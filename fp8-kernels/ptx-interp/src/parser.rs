@@ -367,7 +367,8 @@ impl Parser {
             ".loc" => self.location(builder),
             ".pragma" => {
                 let text = self.text()?;
-                if text != "nounroll" {
+                // Hints: whether a loop is unrolled, and which bytes of the next load are used.
+                if text != "nounroll" && !text.starts_with("used_bytes_mask ") {
                     return self.error(format!("pragma {text:?} is not known"));
                 }
                 self.require(';')

@@ -1,7 +1,7 @@
 //! Attention whose products read FP8 codes.
 
-use super::attention::{dims4, problem};
-use super::{AttentionSaved, Problem, ScoreOptions, Sequences};
+use super::attention::{BackwardCall, Call, dims4, expect_same_shape, problem};
+use super::{AttentionGrads, AttentionSaved, GradLayout, Heads, Problem, ScoreOptions, Sequences};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 
@@ -13,7 +13,8 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// | `k`, `v` | `[batch, keys, groups, head_dim]` | the same |
 /// | `o` | that of `q` | `dtype`: f32, bf16 or f16 |
 ///
-/// Masks, sequences and grouped heads are those of [`attention`](crate::ops::attention()), and so are the rows that it returns for
+/// Each of `q`, `k` and `v` may be [`Heads`] of a larger tensor, such as the output of one projection with one factor. Masks, sequences
+/// and grouped heads are those of [`attention`](crate::ops::attention()), and so are the rows that it returns for
 /// the backward pass. Scores, softmax and sums are f32:
 ///
 /// - `score = Σ q_code · k_code · q_scale_inv · k_scale_inv · softmax_scale`.
@@ -46,22 +47,19 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// assert_eq!(saved.row_sum.to_vec::<f32>()?, [1.0, 2.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn attention_fp8(
-    q: &Fp8Tensor,
-    k: &Fp8Tensor,
-    v: &Fp8Tensor,
+pub fn attention_fp8<'a>(
+    q: impl Into<Heads<'a, Fp8Tensor>>,
+    k: impl Into<Heads<'a, Fp8Tensor>>,
+    v: impl Into<Heads<'a, Fp8Tensor>>,
     sequences: &Sequences,
     options: ScoreOptions<'_>,
     dtype: DType,
 ) -> Result<(Tensor, AttentionSaved)> {
     let op = "attention_fp8";
     super::check_output(op, dtype)?;
-    let codes = check(op, [("q", q), ("k", k), ("v", v)], sequences, options)?;
-    let [queries, keys, values] = &codes.tensors;
-    dispatch!(
-        q.device(),
-        attention_fp8::attention_fp8([queries, keys, values], dtype, sequences, &codes.problem)
-    )
+    let codes = Checked::new(op, [q.into(), k.into(), v.into()], sequences, options)?;
+    let call = codes.call(sequences);
+    dispatch!(call.q.tensor().device(), attention_fp8::attention_fp8(&call, dtype))
 }
 
 /// Returns `(dq, dk, dv)`, the gradients of [`attention_fp8`](attention_fp8())'s inputs, with all five products in FP8.
@@ -108,76 +106,130 @@ pub fn attention_fp8(
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 #[expect(clippy::too_many_arguments, reason = "the tensors of the forward call, its results, and dy")]
-pub fn attention_fp8_backward(
+pub fn attention_fp8_backward<'a>(
     dy: &Fp8Tensor,
-    q: &Fp8Tensor,
-    k: &Fp8Tensor,
-    v: &Fp8Tensor,
+    q: impl Into<Heads<'a, Fp8Tensor>>,
+    k: impl Into<Heads<'a, Fp8Tensor>>,
+    v: impl Into<Heads<'a, Fp8Tensor>>,
     o: &Tensor,
     saved: &AttentionSaved,
     sequences: &Sequences,
     options: ScoreOptions<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let op = "attention_fp8_backward";
-    let codes = check(op, [("q", q), ("k", k), ("v", v)], sequences, options)?;
-    let [queries, keys, values] = &codes.tensors;
+    let inputs = [q.into(), k.into(), v.into()];
+    backward(dy, inputs, o, saved, sequences, options, GradLayout::Separate)?.separate(BACKWARD)
+}
+
+/// As [`attention_fp8_backward`](attention_fp8_backward()), with the gradients in the tensors of `layout`.
+///
+/// # Errors
+/// Those of [`attention_fp8_backward`](attention_fp8_backward()); gradients in one tensor of different numbers of queries and
+/// keys; a tensor that would be too large.
+///
+/// ```
+/// use fp8_kernels::ops::{self, AttentionGrads, GradLayout, Heads, ScoreOptions, Sequences};
+/// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
+///
+/// let cpu = Device::cpu();
+/// let of = |codes: Vec<u8>, shape: &[usize], encoding| {
+///     let shape = fp8_kernels::Shape::from_slice(shape).expect("a shape");
+///     Fp8Tensor::from_codes(Tensor::from_vec(codes, shape, &cpu)?, shape, encoding, Tensor::scalar(0.5, &cpu)?)
+/// };
+/// let qkv = of(vec![0x38, 0x38, 0x44], &[1, 1, 3], Encoding::E4M3)?; // 1, 1 and 3, times 0.5
+/// let dy = of(vec![0x42], &[1, 1, 1, 1], Encoding::E5M2)?; // 3, times 0.5
+/// let [q, k, v] = Heads::qkv(&qkv, 1, 1, 1)?;
+/// let (sequences, options) = (Sequences::Full, ScoreOptions::default());
+/// let (o, saved) = ops::attention_fp8(q, k, v, &sequences, options, DType::F32)?;
+/// let grads =
+///     ops::attention_fp8_backward_to(&dy, q, k, v, &o, &saved, &sequences, options, GradLayout::Qkv)?;
+/// let AttentionGrads::Qkv(dqkv) = grads else { unreachable!("as asked for") };
+/// assert_eq!((o.to_f32_vec()?, dqkv.to_f32_vec()?), (vec![1.5], vec![0.0, 0.0, 1.5]));
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+#[expect(clippy::too_many_arguments, reason = "the tensors of the forward call, its results, and dy")]
+pub fn attention_fp8_backward_to<'a>(
+    dy: &Fp8Tensor,
+    q: impl Into<Heads<'a, Fp8Tensor>>,
+    k: impl Into<Heads<'a, Fp8Tensor>>,
+    v: impl Into<Heads<'a, Fp8Tensor>>,
+    o: &Tensor,
+    saved: &AttentionSaved,
+    sequences: &Sequences,
+    options: ScoreOptions<'_>,
+    layout: GradLayout,
+) -> Result<AttentionGrads> {
+    backward(dy, [q.into(), k.into(), v.into()], o, saved, sequences, options, layout)
+}
+
+const BACKWARD: &str = "attention_fp8_backward";
+
+fn backward(
+    dy: &Fp8Tensor,
+    inputs: [Heads<'_, Fp8Tensor>; 3],
+    o: &Tensor,
+    saved: &AttentionSaved,
+    sequences: &Sequences,
+    options: ScoreOptions<'_>,
+    layout: GradLayout,
+) -> Result<AttentionGrads> {
+    let op = BACKWARD;
+    let codes = Checked::new(op, inputs, sequences, options)?;
+    let forward = codes.call(sequences);
+    let q = forward.q.tensor();
     expect_one_factor(op, dy)?;
     o.expect_float(op, "o")?;
     for (pair, shape, device) in [("q and dy", dy.shape(), dy.device()), ("q and o", o.shape(), o.device())] {
         q.device().expect_same(op, device)?;
-        if shape != queries.shape() {
-            let (lhs, rhs) = (*queries.shape(), *shape);
-            return Err(Error::Shapes { op, what: pair, lhs, rhs, remedy: "both must have one shape" });
-        }
+        expect_same_shape(op, pair, forward.q.shape(), shape)?;
     }
     saved.check(op, q.device(), &codes.problem)?;
+    layout.check(op, &codes.problem)?;
     let dy = dy.rowwise_only(op)?;
-    dispatch!(
-        q.device(),
-        attention_fp8::attention_fp8_backward(
-            [&dy, queries, keys, values],
-            o,
-            saved,
-            sequences,
-            &codes.problem
-        )
-    )
+    let call = BackwardCall { forward, dy: &dy, o, saved, layout };
+    dispatch!(q.device(), attention_fp8::attention_fp8_backward(&call))
 }
 
 /// Arguments that have been checked.
 struct Checked<'a> {
-    /// q, k and v, with rowwise codes.
+    /// q, k and v, with rowwise codes. Heads of one tensor share them.
     tensors: [Fp8Tensor; 3],
+    heads: [Heads<'a, Fp8Tensor>; 3],
     problem: Problem<'a>,
 }
 
-fn check<'a>(
-    op: &'static str,
-    tensors: [(&'static str, &Fp8Tensor); 3],
-    sequences: &Sequences,
-    options: ScoreOptions<'a>,
-) -> Result<Checked<'a>> {
-    for (name, x) in tensors {
-        if x.encoding() != Encoding::E4M3 {
-            let value = format!("{} of {name}", x.encoding());
-            let remedy =
-                "q, k and v are quantized to E4M3: use a format whose forward pass has it".to_owned();
-            return Err(Error::Option { op, option: "encoding", value, remedy });
+impl<'a> Checked<'a> {
+    fn new(
+        op: &'static str,
+        heads: [Heads<'a, Fp8Tensor>; 3],
+        sequences: &Sequences,
+        options: ScoreOptions<'a>,
+    ) -> Result<Self> {
+        for (name, x) in ["q", "k", "v"].into_iter().zip(heads.map(|heads| heads.tensor())) {
+            if x.encoding() != Encoding::E4M3 {
+                let value = format!("{} of {name}", x.encoding());
+                let remedy =
+                    "q, k and v are quantized to E4M3: use a format whose forward pass has it".to_owned();
+                return Err(Error::Option { op, option: "encoding", value, remedy });
+            }
+            expect_one_factor(op, x)?;
         }
-        expect_one_factor(op, x)?;
+        let [q, k, v] = heads.map(|heads| heads.tensor());
+        q.device().expect_same(op, k.device())?;
+        q.device().expect_same(op, v.device())?;
+        dims4(op, heads[0].shape())?;
+        let problem = problem(op, heads, q.device(), sequences, options)?;
+        let rowwise = |x: &Fp8Tensor| x.rowwise_only(op);
+        let q_codes = rowwise(q)?;
+        let again = |x: &Fp8Tensor| if std::ptr::eq(x, q) { Ok(q_codes.clone()) } else { rowwise(x) };
+        let k_codes = again(k)?;
+        let v_codes = if std::ptr::eq(v, k) { k_codes.clone() } else { again(v)? };
+        Ok(Self { tensors: [q_codes, k_codes, v_codes], heads, problem })
     }
-    let [q, k, v] = tensors.map(|(_, x)| x.rowwise_only(op));
-    let tensors = [q?, k?, v?];
-    let [q, k, v] = tensors.each_ref().map(Fp8Tensor::rowwise);
-    let (Some(q), Some(k), Some(v)) = (q, k, v) else {
-        let remedy = "expected rowwise codes".to_owned();
-        return Err(Error::Option { op, option: "codes", value: "none".to_owned(), remedy });
-    };
-    q.device().expect_same(op, k.device())?;
-    q.device().expect_same(op, v.device())?;
-    dims4(op, q)?;
-    let problem = problem(op, q, k, v, sequences, options)?;
-    Ok(Checked { tensors, problem })
+
+    fn call(&'a self, sequences: &'a Sequences) -> Call<'a, Fp8Tensor> {
+        let ([q, k, v], [of_q, of_k, of_v]) = (&self.tensors, self.heads);
+        Call { q: of_q.of(q), k: of_k.of(k), v: of_v.of(v), sequences, problem: self.problem }
+    }
 }
 
 fn expect_one_factor(op: &'static str, x: &Fp8Tensor) -> Result<()> {

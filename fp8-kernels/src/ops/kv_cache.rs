@@ -1,12 +1,14 @@
 //! Appends keys or values to a cache, for generation.
 
+use super::Heads;
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor};
 
 /// Writes the keys or values of new tokens behind those that a cache holds: `cache[b, starts[b] + i] = new[b, i]`.
 ///
 /// `cache` is `[batch, capacity, heads, head_dim]` and is changed in place; `new` is `[batch, seq, heads, head_dim]` and has
-/// the cache's dtype, f32, bf16 or f16. `starts` is i32 `[batch]`: how many positions of each batch entry are taken. `lengths`
+/// the cache's dtype, f32, bf16 or f16. It may be [`Heads`] of a larger tensor, such as the output of one projection of queries, keys and
+/// values, from where they are copied. `starts` is i32 `[batch]`: how many positions of each batch entry are taken. `lengths`
 /// is i32 `[batch]`: how many of the `seq` new positions of each entry are real. The others are padding, which is not written.
 /// Default: `None`, all are real. `name` identifies the cache in errors.
 ///
@@ -26,17 +28,17 @@ use crate::{DType, Error, Result, Shape, Tensor};
 /// assert_eq!(cache.to_vec::<f32>()?, [1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
-pub fn kv_cache_append(
+pub fn kv_cache_append<'a>(
     cache: &mut Tensor,
-    new: &Tensor,
+    new: impl Into<Heads<'a>>,
     starts: &Tensor,
     lengths: Option<&Tensor>,
     name: &str,
 ) -> Result<()> {
-    let op = "kv_cache_append";
+    let (op, new) = ("kv_cache_append", new.into());
     cache.expect_float(op, "cache")?;
-    new.expect_dtype(op, "new", cache.dtype())?;
-    cache.device().expect_same(op, new.device())?;
+    new.tensor().expect_dtype(op, "new", cache.dtype())?;
+    cache.device().expect_same(op, new.tensor().device())?;
     let (&[batch, _, heads, head_dim], &[new_batch, _, new_heads, new_dim]) =
         (&**cache.shape(), &**new.shape())
     else {
@@ -66,7 +68,7 @@ pub fn kv_cache_append(
             return Err(Error::Shapes { op, what, lhs, rhs, remedy: "give one number per batch entry" });
         }
     }
-    if new.numel() == 0 {
+    if new.shape().numel() == 0 {
         return Ok(());
     }
     dispatch!(cache.device(), kv_cache::kv_cache_append(cache, new, starts, lengths, name))

@@ -31,7 +31,7 @@
 //! | matrix products | [`fprop`], [`fprop_quantize`], [`dgrad`], [`dgrad_quantize`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`], [`can_multiply`], [`emulation`](emulation()) |
 //! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`] |
 //! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
-//! | attention | [`attention`](attention()), [`attention_backward`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`] |
+//! | attention | [`attention`](attention()), [`attention_backward`], [`attention_backward_to`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`attention_fp8_backward_to`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`], [`rope_in_place`], [`rope_backward_in_place`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | parts of a vocabulary | [`embedding_part`], [`embedding_part_backward`], [`cross_entropy_part`], [`cross_entropy_part_sums`], [`cross_entropy_of_parts`], [`cross_entropy_part_backward`], [`cross_entropy_part_backward_scaled`] |
 //! | generation | [`kv_cache_append`], [`sample`](sample()) |
@@ -48,6 +48,7 @@ mod adamw_step;
 mod amax;
 mod attention;
 mod attention_fp8;
+mod attention_grads;
 mod cast;
 mod compare_calls;
 mod cross_entropy;
@@ -59,6 +60,7 @@ mod emulation;
 mod gemm;
 mod gemm_fp8;
 mod grad_norm;
+mod heads;
 mod kv_cache;
 mod linear;
 mod loss_scale;
@@ -88,9 +90,13 @@ pub use adamw::{
 pub use adamw_step::AdamWStep;
 pub(crate) use adamw_step::Factors;
 pub use amax::amax;
-pub(crate) use attention::Problem;
-pub use attention::{AttentionSaved, Diagonal, ScoreOptions, attention, attention_backward};
-pub use attention_fp8::{attention_fp8, attention_fp8_backward};
+pub(crate) use attention::{BackwardCall, Call, Problem};
+pub use attention::{
+    AttentionSaved, Diagonal, ScoreOptions, attention, attention_backward, attention_backward_to,
+};
+pub use attention_fp8::{attention_fp8, attention_fp8_backward, attention_fp8_backward_to};
+pub(crate) use attention_grads::GradPlace;
+pub use attention_grads::{AttentionGrads, GradLayout};
 pub use cast::cast;
 pub use compare_calls::compare_calls;
 pub(crate) use cross_entropy::Factor;
@@ -111,6 +117,7 @@ pub(crate) use gemm::{check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
+pub use heads::{Heads, HeadsTensor};
 pub use kv_cache::kv_cache_append;
 pub use linear::{dgrad, dgrad_quantize, fprop, fprop_quantize, wgrad};
 pub use loss_scale::{
@@ -127,7 +134,9 @@ pub(crate) use permute::Order;
 pub use permute::permute;
 pub use quantize::{quantize, quantize_dbias, quantize_many};
 pub use reduce::{column_sums, max, mean, sum};
-pub use rope::{Positions, RopeScaling, RopeTable, rope, rope_backward};
+pub use rope::{
+    Positions, RopeScaling, RopeTable, rope, rope_backward, rope_backward_in_place, rope_in_place,
+};
 pub use rows::rows;
 pub(crate) use sample::Sampling;
 pub use sample::{SampleOptions, sample};

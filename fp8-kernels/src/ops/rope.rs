@@ -2,6 +2,7 @@
 
 mod scaling;
 
+use super::attention::dims4;
 use crate::backend::dispatch;
 use crate::{DType, Error, Result, Shape, Tensor, host};
 pub use scaling::RopeScaling;
@@ -164,6 +165,78 @@ pub fn rope_backward<'a>(
     dispatch!(dy.device(), rope::rope(dy, table, positions, true))
 }
 
+/// Applies rotary position embeddings to the first `heads` heads of each token of `x`, in place: as [`rope`](rope()) does. `name` identifies
+/// `x` in errors.
+///
+/// `x` is `[batch, sequence, features]`, of which the heads are the first ones, or `[batch, sequence, heads, head_dim]`. So all queries and
+/// keys in the output of a projection of queries, keys and values are rotated at once, and the values are left as they are.
+///
+/// # Errors
+/// Those of [`rope`](rope()); fewer features than the heads have; an `x` that shares its storage. On the CPU nothing has changed then.
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let table = ops::RopeTable::new(8, 2, 10000.0, &Device::cpu())?;
+/// // A query, a key and a value of two elements each, at position 1: an angle of 1.
+/// let mut qkv = Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0, 1.0, 0.0], [1, 1, 6], &Device::cpu())?;
+/// ops::rope_in_place(&mut qkv, 2, &table, 1, "qkv")?;
+/// let (cos, sin) = (1f64.cos() as f32, 1f64.sin() as f32);
+/// assert_eq!(qkv.to_vec::<f32>()?, [cos, sin, -sin, cos, 1.0, 0.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn rope_in_place<'a>(
+    x: &mut Tensor,
+    heads: usize,
+    table: &RopeTable,
+    positions: impl Into<Positions<'a>>,
+    name: &str,
+) -> Result<()> {
+    let positions = positions.into();
+    check_features("rope_in_place", x, "x", heads, table, positions)?;
+    in_place(x, heads, table, positions, false, name)
+}
+
+/// Turns the gradient `dy` of [`rope_in_place`]'s result into that of its input, in place: the first `heads` heads of each token are rotated by
+/// −θ.
+///
+/// # Errors
+/// Those of [`rope_in_place`].
+///
+/// ```
+/// use fp8_kernels::{Device, Tensor, ops};
+/// let table = ops::RopeTable::new(8, 2, 10000.0, &Device::cpu())?;
+/// let mut dqkv = Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0, 1.0, 0.0], [1, 1, 6], &Device::cpu())?;
+/// ops::rope_backward_in_place(&mut dqkv, 2, &table, 1, "dqkv")?;
+/// let (cos, sin) = (1f64.cos() as f32, 1f64.sin() as f32);
+/// assert_eq!(dqkv.to_vec::<f32>()?, [cos, -sin, sin, cos, 1.0, 0.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn rope_backward_in_place<'a>(
+    dy: &mut Tensor,
+    heads: usize,
+    table: &RopeTable,
+    positions: impl Into<Positions<'a>>,
+    name: &str,
+) -> Result<()> {
+    let positions = positions.into();
+    check_features("rope_backward_in_place", dy, "dy", heads, table, positions)?;
+    in_place(dy, heads, table, positions, true, name)
+}
+
+fn in_place(
+    x: &mut Tensor,
+    heads: usize,
+    table: &RopeTable,
+    positions: Positions<'_>,
+    back: bool,
+    name: &str,
+) -> Result<()> {
+    if x.numel() == 0 || heads == 0 {
+        return Ok(());
+    }
+    dispatch!(x.device(), rope::rope_in_place(x, heads, table, positions, back, name))
+}
+
 fn check(
     op: &'static str,
     x: &Tensor,
@@ -172,9 +245,7 @@ fn check(
     tokens: Positions<'_>,
 ) -> Result<()> {
     x.expect_float(op, what)?;
-    x.device().expect_same(op, table.cos.device())?;
-    table.cos.expect_dtype(op, "cos", DType::F32)?;
-    let [positions, half] = table.cos.shape().matrix();
+    let half = table.cos.shape().last_dim();
     let shape: Shape = *x.shape();
     let error = |remedy| Err(Error::Shape { op, shape, remedy });
     let &[batch, sequence, _, head_dim] = &*shape else {
@@ -183,6 +254,52 @@ fn check(
     if head_dim != 2 * half {
         return error(format!("the table is for head_dim {}; make one for {head_dim}", 2 * half));
     }
+    check_tokens(op, x, [batch, sequence], table, tokens)
+}
+
+fn check_features(
+    op: &'static str,
+    x: &Tensor,
+    what: &'static str,
+    heads: usize,
+    table: &RopeTable,
+    tokens: Positions<'_>,
+) -> Result<()> {
+    let (batch, sequence, features) = match **x.shape() {
+        [_, _, _, _] => {
+            check(op, x, what, table, tokens)?;
+            let [batch, sequence, all, head_dim] = dims4(op, x.shape())?;
+            (batch, sequence, all * head_dim)
+        }
+        [batch, sequence, features] => (batch, sequence, features),
+        _ => {
+            let remedy =
+                "expected [batch, sequence, features] or [batch, sequence, heads, head_dim]".to_owned();
+            return Err(Error::Shape { op, shape: *x.shape(), remedy });
+        }
+    };
+    x.expect_float(op, what)?;
+    let head_dim = 2 * table.cos.shape().last_dim();
+    if heads.checked_mul(head_dim).is_none_or(|width| width > features) {
+        let remedy =
+            format!("the token's {features} features are fewer than {heads} heads of {head_dim} have");
+        return Err(Error::Shape { op, shape: *x.shape(), remedy });
+    }
+    check_tokens(op, x, [batch, sequence], table, tokens)
+}
+
+fn check_tokens(
+    op: &'static str,
+    x: &Tensor,
+    [batch, sequence]: [usize; 2],
+    table: &RopeTable,
+    tokens: Positions<'_>,
+) -> Result<()> {
+    x.device().expect_same(op, table.cos.device())?;
+    table.cos.expect_dtype(op, "cos", DType::F32)?;
+    let positions = table.cos.shape().matrix()[0];
+    let shape: Shape = *x.shape();
+    let error = |remedy| Err(Error::Shape { op, shape, remedy });
     let start = match tokens {
         Positions::From(start) => start,
         Positions::Of(tokens) => {

@@ -65,7 +65,7 @@ impl Sequences {
     pub(crate) fn check(
         &self,
         op: &'static str,
-        q: &Tensor,
+        device: &Device,
         [batch, queries, keys]: [usize; 3],
     ) -> Result<()> {
         let [query_lengths, key_lengths] = self.lengths();
@@ -76,14 +76,14 @@ impl Sequences {
         for (name, what, lengths) in all {
             let Some(lengths) = lengths else { continue };
             lengths.expect_dtype(op, name, DType::I32)?;
-            q.device().expect_same(op, lengths.device())?;
+            device.expect_same(op, lengths.device())?;
             if **lengths.shape() != [batch] {
                 let (lhs, rhs) = (*lengths.shape(), Shape::from([batch]));
                 return Err(Error::Shapes { op, what, lhs, rhs, remedy: "give one length per batch entry" });
             }
         }
         let Some(packing) = self.packing() else { return Ok(()) };
-        q.device().expect_same(op, packing.positions.device())?;
+        device.expect_same(op, packing.positions.device())?;
         let [packed_queries, packed_keys] = packing.positions_of;
         let (lhs, rhs) = (Shape::from([batch, queries, keys]), Shape::from([1, packed_queries, packed_keys]));
         if lhs != rhs {

@@ -4,7 +4,7 @@ use super::data::{self, f64s, normal, tolerance};
 use super::threads::same_bits;
 use crate::oracle::attention::Attention;
 use crate::oracle::differences;
-use fp8_kernels::ops::{Diagonal, Dropout, DropoutKey, Packing, ScoreOptions, Sequences};
+use fp8_kernels::ops::{AttentionSaved, Diagonal, Dropout, DropoutKey, Packing, ScoreOptions, Sequences};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
 cases![
@@ -79,7 +79,12 @@ pub(super) fn inputs(problem: &Attention, dtype: DType, device: &Device) -> Resu
     Ok([make(q, 1)?, make(k, 2)?, make(k, 3)?, make(q, 4)?])
 }
 
-fn sequences(problem: &Attention, device: &Device) -> Result<Sequences> {
+/// The sums of rows, which every attention here keeps.
+pub(super) fn row_sums(saved: &AttentionSaved) -> Result<Vec<f32>> {
+    saved.row_sum.iter().try_fold(Vec::new(), |_, sums| sums.to_vec())
+}
+
+pub(super) fn sequences(problem: &Attention, device: &Device) -> Result<Sequences> {
     let tensor = |lengths: &Option<Vec<usize>>| {
         let lengths = lengths.as_ref()?.iter().map(|&n| n as i32).collect();
         Some(Tensor::from_vec(lengths, [problem.batch], device))
@@ -91,14 +96,14 @@ fn sequences(problem: &Attention, device: &Device) -> Result<Sequences> {
     Ok(Sequences::Padded { queries: queries.transpose()?, keys: keys.transpose()? })
 }
 
-fn options(problem: &Attention) -> ScoreOptions<'static> {
+pub(super) fn options(problem: &Attention) -> ScoreOptions<'static> {
     let diagonal = if problem.bottom_right { Diagonal::BottomRight } else { Diagonal::TopLeft };
     let [left, right] = problem.window;
     let window = (left, right);
     ScoreOptions { causal: problem.causal, window, diagonal, ..Default::default() }
 }
 
-fn dropout(problem: &Attention) -> Option<Dropout> {
+pub(super) fn dropout(problem: &Attention) -> Option<Dropout> {
     let (p, seed, offset) = problem.dropout?;
     Some(Dropout { p, draw: DropoutKey { seed, offset }.into() })
 }
@@ -230,7 +235,10 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
         }
         let tolerance = [5e-6, 1e-5];
         close("row_max", &saved.row_max.to_vec::<f32>()?, &maxima, p.queries, tolerance)?;
-        close("row_sum", &saved.row_sum.to_vec::<f32>()?, &sums, p.queries, tolerance)?;
+        close("row_sum", &row_sums(&saved)?, &sums, p.queries, tolerance)?;
+        let logarithms: Vec<f64> =
+            maxima.iter().zip(&sums).map(|(max, sum): (&f64, &f64)| max + sum.ln()).collect();
+        close("log_sum_exp", &saved.log_sum_exp()?.to_vec::<f32>()?, &logarithms, p.queries, tolerance)?;
     }
     Ok(())
 }

@@ -1,9 +1,18 @@
 use super::case::{Outcome, cases};
 use super::compare::{equal, refused, refused_on, same};
 use super::data::{FLOATS, Random, f64s, normal};
+use fp8_kernels::ops::Heads;
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 
-cases![appends: Dtypes, in_chunks, around_2_16, an_entry_that_does_not_fit, empty, refuses];
+cases![
+    appends: Dtypes,
+    appends_heads_of_a_larger_tensor: Dtypes,
+    in_chunks,
+    around_2_16,
+    an_entry_that_does_not_fit,
+    empty,
+    refuses,
+];
 
 /// Positions of 16, 8, 4 and 2 bytes, or multiples of them.
 const WIDTHS: [(usize, DType); 4] = [(8, DType::F32), (2, DType::F32), (1, DType::F32), (1, DType::BF16)];
@@ -61,6 +70,28 @@ fn appends(device: &Device, dtype: DType) -> Outcome {
 }
 
 /// A sequence in pieces is the sequence at once.
+/// Keys and values between other features, at multiples of 16, 8, 4 and 2 bytes: those alone are copied.
+fn appends_heads_of_a_larger_tensor(device: &Device, dtype: DType) -> Outcome {
+    for [heads, dim, before, behind] in
+        [[2, 16, 16, 32], [2, 8, 4, 4], [1, 8, 2, 6], [3, 4, 1, 3], [1, 5, 3, 0], [2, 4, 0, 9], [1, 3, 0, 0]]
+    {
+        let [batch, capacity, seq] = [2, 70, 65];
+        let part = |features: usize, seed| normal([batch, seq, features], dtype, seed, device);
+        let new = normal([batch, seq, heads, dim], dtype, 1, device)?;
+        let (front, back) = (part(before, 2)?, part(behind, 3)?);
+        let all = ops::concat(&[&front, &new.reshape([batch, seq, heads * dim])?, &back])?;
+        let in_all = Heads::new(&all, before, heads, dim)?;
+        let (starts, lengths) = (integers(&[3, 5], device)?, integers(&[65, 20], device)?);
+        let mut caches = [0, 1].map(|_| normal([batch, capacity, heads, dim], dtype, 4, device));
+        let [Ok(cache), Ok(want)] = &mut caches else { return Err("no memory".into()) };
+        ops::kv_cache_append(cache, in_all, &starts, Some(&lengths), "cache")?;
+        ops::kv_cache_append(want, &new, &starts, Some(&lengths), "cache")?;
+        let what = format!("{heads} {dim} {before} {behind}");
+        same(&what, &cache.to_f32_vec()?, &want.to_f32_vec()?, heads * dim)?;
+    }
+    Ok(())
+}
+
 fn in_chunks(device: &Device) -> Outcome {
     let (mut random, mut cache) = (Random::new(3), Tensor::zeros([2, 30, 2, 4], DType::F32, device)?);
     let all = random.normals(2 * 30 * 8);

@@ -21,6 +21,8 @@ mod attention_bits;
 mod attention_dropout;
 mod attention_fp8;
 mod attention_fp8_dropout;
+mod attention_heads;
+mod attention_log_sum_exp;
 mod attention_sequences;
 mod attention_specials;
 mod cast;
@@ -80,6 +82,8 @@ pub(crate) const ALL: &[&[Case]] = &[
     attention_dropout::CASES,
     attention_fp8::CASES,
     attention_fp8_dropout::CASES,
+    attention_heads::CASES,
+    attention_log_sum_exp::CASES,
     attention_sequences::CASES,
     attention_specials::CASES,
     cast::CASES,

@@ -6,7 +6,7 @@ use super::data::{
 use super::reference::{Got, same_as_cpu};
 use super::threads::same_bits;
 use crate::oracle::differences;
-use fp8_kernels::ops::{RopeScaling, RopeTable};
+use fp8_kernels::ops::{Positions, RopeScaling, RopeTable};
 use fp8_kernels::{DType, Device, Result, Tensor, ops};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -20,6 +20,8 @@ cases![
     norms_and_the_way_back,
     a_start_is_an_offset,
     positions_of_each_token,
+    in_place: Dtypes,
+    refuses_in_place,
     scaled_frequencies,
     refuses_scalings,
     same_for_any_threads,
@@ -62,6 +64,64 @@ fn positions_of_each_token(device: &Device) -> Outcome {
         refused(ops::rope(&x, &table, &flat), "got [10] and [2, 5]: give one position per token")?;
     }
     Ok(())
+}
+
+/// The first heads of each token, where they are: what `rope` makes of them, and the other features as they were.
+fn in_place(device: &Device, dtype: DType) -> Outcome {
+    // Heads in eights and one by one, whole tensors, no heads, and features behind them that are no head.
+    for ([batch, sequence, heads, dim], behind) in
+        [([2, 5, 3, 16], 32), ([1, 7, 2, 6], 5), ([2, 33, 4, 64], 0), ([1, 4, 0, 8], 8), ([3, 2, 1, 2], 1)]
+    {
+        let table = RopeTable::new(40, dim, 100.0, device)?;
+        let x = normal([batch, sequence, heads, dim], dtype, 1, device)?;
+        let rest = normal([batch, sequence, behind], dtype, 2, device)?;
+        let given: Vec<i32> = (0..batch * sequence).map(|i| (i * 7 % 40) as i32).collect();
+        let given = Tensor::from_vec(given, [batch, sequence], device)?;
+        for positions in [Positions::from(3), Positions::from(&given)] {
+            let with_rest = |x: &Tensor| ops::concat(&[&x.reshape([batch, sequence, heads * dim])?, &rest]);
+            let [mut y, mut back] = [with_rest(&x)?, with_rest(&x)?];
+            ops::rope_in_place(&mut y, heads, &table, positions, "y")?;
+            ops::rope_backward_in_place(&mut back, heads, &table, positions, "back")?;
+            let (want, want_back) =
+                (ops::rope(&x, &table, positions)?, ops::rope_backward(&x, &table, positions)?);
+            let what = format!("{batch} {sequence} {heads} {dim} {behind}");
+            same(&what, &y.to_f32_vec()?, &with_rest(&want)?.to_f32_vec()?, heads * dim + behind)?;
+            same(&what, &back.to_f32_vec()?, &with_rest(&want_back)?.to_f32_vec()?, heads * dim + behind)?;
+            // Heads as a dimension of their own.
+            let mut four = normal([batch, sequence, heads, dim], dtype, 1, device)?;
+            ops::rope_in_place(&mut four, heads, &table, positions, "four")?;
+            same(&what, &four.to_f32_vec()?, &want.to_f32_vec()?, dim)?;
+        }
+    }
+    Ok(())
+}
+
+fn refuses_in_place(device: &Device) -> Outcome {
+    let table = RopeTable::new(4, 8, 100.0, device)?;
+    let mut x = normal([1, 4, 20], DType::F32, 1, device)?;
+    let wording = "rope_in_place: shape [1, 4, 20]: the token's 20 features are fewer than 3 heads of 8 have";
+    refused(ops::rope_in_place(&mut x, 3, &table, 0, "x"), wording)?;
+    refused(ops::rope_in_place(&mut x, usize::MAX, &table, 0, "x"), "fewer than")?;
+    refused(ops::rope_in_place(&mut x, 2, &table, 1, "x"), "positions 1..5 go beyond the table's 4")?;
+    let shared = x.clone();
+    refused(ops::rope_backward_in_place(&mut x, 2, &table, 0, "block.qkv"), "block.qkv")?;
+    drop(shared);
+    ops::rope_backward_in_place(&mut x, 2, &table, 0, "block.qkv")?;
+    let before = x.to_f32_vec()?;
+    for (token, wrong) in [(0, 4), (3, -1)] {
+        let mut positions = vec![0; 4];
+        positions[token] = wrong;
+        let positions = Tensor::from_vec(positions, [1, 4], device)?;
+        let wording = format!("rope: position {wrong} at position {token} is out of range 0..4");
+        refused_on(device, ops::rope_in_place(&mut x, 2, &table, &positions, "x"), &wording)?;
+    }
+    if device.is_same(&Device::cpu()) {
+        same("nothing has changed", &x.to_f32_vec()?, &before, 20)?;
+    }
+    let mut flat = normal([4, 8], DType::F32, 1, device)?;
+    refused(ops::rope_in_place(&mut flat, 1, &table, 0, "x"), "expected [batch, sequence, features] or")?;
+    let mut other = normal([1, 4, 2, 6], DType::F32, 1, device)?;
+    refused(ops::rope_in_place(&mut other, 1, &table, 0, "x"), "the table is for head_dim 8; make one for 6")
 }
 
 /// Each pair as one complex number, turned.

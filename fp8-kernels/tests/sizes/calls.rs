@@ -282,6 +282,26 @@ calls! {
             ops::attention_fp8_backward(&dy, &q, &k, &k, &o, &saved, &sequences, options)?;
         }
     };
+    heads/4: |device, [a, b, c, d]| {
+        let (x, all) = (floats([a, b, c], device)?, Sequences::Full);
+        let (parts, options) = (ops::Heads::qkv(&x, d, 1, 1), ScoreOptions::default());
+        let heads = [ops::Heads::new(&x, d, 1, c), ops::Heads::new(&x, 0, d, 1), ops::Heads::new(&x, 1, d, 2)];
+        for q in heads.into_iter().chain([Ok((&x.reshape([a, b, c, 1])?).into())]).flatten() {
+            let (o, saved) = ops::attention(q, q, q, &all, options)?;
+            for layout in [ops::GradLayout::Separate, ops::GradLayout::Kv, ops::GradLayout::Qkv] {
+                ops::attention_backward_to(&o, q, q, q, &o, &saved, &all, options, layout)?;
+            }
+            saved.log_sum_exp()?;
+        }
+        let [q, k, v] = parts?;
+        ops::attention(q, k, v, &all, options)?;
+    };
+    rope_in_place/4: |device, [a, b, c, d]| {
+        let table = ops::RopeTable::new(4, 2, 1e4, device)?;
+        ops::rope_in_place(&mut floats([a, b, c], device)?, d, &table, 0, "x")?;
+        ops::rope_backward_in_place(&mut floats([a, b, c, 2], device)?, d, &table, 0, "x")?;
+        device.synchronize()?;
+    };
     rope_table/2: |device, [a, b]| ops::RopeTable::new(a, b.saturating_mul(2), 1e4, device)?;
     rope/4: |device, [a, b, c, d]| {
         let table = ops::RopeTable::new(4, 2, 1e4, device)?;

@@ -1,9 +1,12 @@
 //! The attention between the projections of [`MultiheadAttention`](crate::MultiheadAttention), in high precision or in FP8.
 
+use super::operands::Operands;
 use crate::dropout::Rate;
 use crate::fp8_output::{GradInput, in_high_precision, is_used};
 use crate::{AttentionOptions, Layer, Parameter, Result, TensorParallel};
-use fp8_kernels::ops::{self, AttentionSaved, Diagonal, Dropout, Part, Sequences};
+use fp8_kernels::ops::{
+    self, AttentionGrads, AttentionSaved, Diagonal, Dropout, GradLayout, Part, Sequences,
+};
 use fp8_kernels::{DType, Fp8Tensor, Operand, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName, SlotRole, SlotUse, Slots};
 
@@ -84,8 +87,8 @@ pub(crate) struct AttentionPassed {
 #[expect(clippy::large_enum_variant, reason = "one a layer and step, and a box would cost an allocation")]
 #[derive(Debug)]
 pub(crate) enum Inputs {
-    High([Tensor; 3]),
-    Fp8([Fp8Tensor; 3]),
+    High(Operands<Tensor>),
+    Fp8(Operands<Fp8Tensor>),
 }
 
 impl Attention {
@@ -159,27 +162,34 @@ impl Attention {
         let options = ops::ScoreOptions { dropout: dropout.as_ref(), diagonal, ..self.options };
         let inputs = match inputs {
             Inputs::High(inputs) => match self.slots.quantize(cx, &inputs)? {
-                Some(codes) => Inputs::Fp8(codes),
+                Some(codes) => Inputs::Fp8(Operands::Three(codes)),
                 None => Inputs::High(inputs),
             },
             Inputs::Fp8(codes) => Inputs::Fp8(codes),
         };
         let (o, rows) = match &inputs {
-            Inputs::Fp8([q, k, v]) => ops::attention_fp8(q, k, v, sequences, options, dtype)?,
-            Inputs::High([q, k, v]) => ops::attention(q, k, v, sequences, options)?,
+            Inputs::Fp8(inputs) => {
+                let [q, k, v] = inputs.heads()?;
+                ops::attention_fp8(q, k, v, sequences, options, dtype)?
+            }
+            Inputs::High(inputs) => {
+                let [q, k, v] = inputs.heads()?;
+                ops::attention(q, k, v, sequences, options)?
+            }
         };
         let origin = self.slots.gradient.as_ref().map(|slot| cx.origin(slot));
         Ok((o.clone(), AttentionPassed { inputs, o, rows, dropout, origin }))
     }
 
-    /// Returns the gradients of the three inputs, given `dy`, that of the output, with the output's elements.
+    /// Returns the gradients of the three inputs in this layout, given `dy`, that of the output, with the output's elements.
     pub(crate) fn backward(
         &self,
         cx: &mut Backward<'_>,
         passed: AttentionPassed,
         dy: Operand,
         sequences: &Sequences,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
+        layout: GradLayout,
+    ) -> Result<AttentionGrads> {
         let AttentionPassed { inputs, o, rows, dropout, origin } = passed;
         let options = ops::ScoreOptions { dropout: dropout.as_ref(), ..self.options };
         let dy = match dy {
@@ -196,31 +206,38 @@ impl Attention {
                 }
             }
         };
-        let [q, k, v] = match (inputs, &dy) {
-            (Inputs::Fp8([q, k, v]), Operand::Fp8(dy)) => {
-                return Ok(ops::attention_fp8_backward(dy, &q, &k, &v, &o, &rows, sequences, options)?);
+        let inputs = match (inputs, &dy) {
+            (Inputs::Fp8(inputs), Operand::Fp8(dy)) => {
+                let [q, k, v] = inputs.heads()?;
+                let grads =
+                    ops::attention_fp8_backward_to(dy, q, k, v, &o, &rows, sequences, options, layout)?;
+                return Ok(grads);
             }
-            (Inputs::Fp8([q, k, v]), Operand::High(_)) => {
-                let high = |x: &Fp8Tensor| x.dequantize(o.dtype());
-                [high(&q)?, high(&k)?, high(&v)?]
-            }
+            (Inputs::Fp8(inputs), Operand::High(_)) => inputs.map(|x| Ok(x.dequantize(o.dtype())?))?,
             (Inputs::High(inputs), _) => inputs,
         };
-        let dy = in_high_precision(dy)?;
-        Ok(ops::attention_backward(&dy, &q, &k, &v, &o, &rows, sequences, options)?)
+        let (dy, [q, k, v]) = (in_high_precision(dy)?, inputs.heads()?);
+        Ok(ops::attention_backward_to(&dy, q, k, v, &o, &rows, sequences, options, layout)?)
     }
 }
 
 impl AttentionSlots {
     /// Returns the codes of q, k and v, or `None` if the recipe does not quantize each of them with one scale. Amaxes that a calibration asks for are recorded either way.
-    fn quantize(&self, cx: &mut Forward<'_>, inputs: &[Tensor; 3]) -> Result<Option<[Fp8Tensor; 3]>> {
+    fn quantize(&self, cx: &mut Forward<'_>, inputs: &Operands<Tensor>) -> Result<Option<[Fp8Tensor; 3]>> {
         let Some(names) = &self.inputs else { return Ok(None) };
+        // Each has a scale of its own, so each becomes a tensor of its own, once a slot asks for it.
+        let mut separate = None;
         let [q, k, v] = [0, 1, 2].map(|i| -> Result<Option<Fp8Tensor>> {
-            let (name, x) = (&names[i], &inputs[i]);
+            let name = &names[i];
             let slot = cx.slot(name)?.rowwise_only();
             if !is_used(&slot) {
                 return Ok(None);
             }
+            let tensors = match separate.take() {
+                Some(tensors) => tensors,
+                None => inputs.separate()?,
+            };
+            let x = &separate.insert(tensors)[i];
             let operand = ops::quantize(x, &slot)?;
             cx.measure_sqnr(name, x, &operand)?;
             Ok(codes(operand))

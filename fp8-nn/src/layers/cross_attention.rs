@@ -2,6 +2,7 @@
 
 use super::attention::{Attention, AttentionPassed, Inputs, Place};
 use super::heads::Heads;
+use super::operands::Operands;
 use super::projection::{Projection, ProjectionSaved};
 use super::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::arguments::{Argument, Output};
@@ -10,7 +11,7 @@ use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
     composite, init, parameters, precision,
 };
-use fp8_kernels::ops::{self, Sequences};
+use fp8_kernels::ops::{self, AttentionGrads, GradLayout, Sequences};
 use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -190,26 +191,29 @@ impl CrossAttention {
         sequences: &Sequences,
     ) -> Result<(Tensor, CrossAttentionSaved)> {
         cx.attempt(|cx| {
-            let [batch, queries, keys] = self.check_inputs(&self.path, x, encoder_output, sequences)?;
+            let [batch, queries, _] = self.check_inputs(&self.path, x, encoder_output, sequences)?;
             precision::compute_dtype(cx, &self.path, encoder_output.dtype(), parameters(self))?;
             let dtype = precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
-            let Heads { heads, groups, head_dim } = self.heads;
+            let sizes @ Heads { heads, head_dim, .. } = self.heads;
             let (q, q_saved) = self.q.forward(cx, x, self.attention.output(0))?;
             let (kv, kv_saved) = self.kv.forward_to(cx, encoder_output, self.attention.output(1))?;
-            let (widths, of_keys) = ([groups * head_dim; 2], [batch, keys, groups, head_dim]);
             let of_queries = [batch, queries, heads, head_dim];
             let mut qk_norm = None;
             let inputs = match (q, kv) {
                 (Operand::Fp8(q), Operand::Fp8(kv)) => {
-                    let [k, v] = self.two(kv.split(&widths)?)?;
-                    Inputs::Fp8([q.reshape(of_queries)?, k.reshape(of_keys)?, v.reshape(of_keys)?])
+                    Inputs::Fp8(Operands::QueriesAndKv(q.reshape(of_queries)?, kv, sizes))
                 }
                 (q, kv) => {
-                    let [k, v] = self.two(ops::split(&kv.dequantize(dtype)?, &widths)?)?;
-                    let q = q.dequantize(dtype)?.reshape(of_queries)?;
-                    let (q, k, saved) = qk_norm::forward(self.qk_norm.as_ref(), q, k.reshape(of_keys)?)?;
-                    qk_norm = saved;
-                    Inputs::High([q, k, v.reshape(of_keys)?])
+                    let (q, kv) = (q.dequantize(dtype)?.reshape(of_queries)?, kv.dequantize(dtype)?);
+                    Inputs::High(match &self.qk_norm {
+                        Some(norm) => {
+                            let [k, v] = sizes.split_kv(&kv)?;
+                            let (q, k, saved) = qk_norm::forward(norm, q, k)?;
+                            qk_norm = Some(saved);
+                            Operands::Three([q, k, v])
+                        }
+                        None => Operands::QueriesAndKv(q, kv, sizes),
+                    })
                 }
             };
             let (o, attention) = self.attention.forward(cx, inputs, sequences, dtype)?;
@@ -233,25 +237,26 @@ impl CrossAttention {
             saved.output.check(dy)?;
             let CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, .. } = saved;
             let d_o = self.proj.backward_to(cx, proj, dy, self.attention.grad_input(&attention))?;
-            let (dq, dk, dv) = self.attention.backward(cx, attention, d_o, &sequences)?;
-            let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
+            // The norms of heads read the gradients of queries and keys each by itself.
+            let layout = if self.qk_norm.is_some() { GradLayout::Separate } else { GradLayout::Kv };
             let flat = |t: &Tensor| {
                 let &[batch, seq, heads, d] = &**t.shape() else { return Ok(t.clone()) };
                 t.reshape([batch, seq, heads * d])
             };
-            let de = self.kv.backward(cx, kv_saved, &ops::concat(&[&flat(&dk)?, &flat(&dv)?])?)?;
+            let (dq, dkv) = match self.attention.backward(cx, attention, d_o, &sequences, layout)? {
+                AttentionGrads::Kv { dq, dkv } => (dq, dkv),
+                AttentionGrads::Separate { dq, dk, dv } => {
+                    let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
+                    (dq, ops::concat(&[&flat(&dk)?, &flat(&dv)?])?)
+                }
+                AttentionGrads::Qkv(dqkv) => {
+                    let [dq, dk, dv] = self.heads.split_qkv(&dqkv)?;
+                    (dq, ops::concat(&[&flat(&dk)?, &flat(&dv)?])?)
+                }
+            };
+            let de = self.kv.backward(cx, kv_saved, &dkv)?;
             let dx = self.q.backward(cx, q_saved, &flat(&dq)?, None)?;
             Ok((dx, de))
-        })
-    }
-
-    /// Returns the parts of `kv`.
-    fn two<T>(&self, parts: Vec<T>) -> Result<[T; 2]> {
-        <[T; 2]>::try_from(parts).map_err(|parts| Error::Option {
-            part: self.path.to_string(),
-            option: "kv",
-            value: format!("split into {} parts", parts.len()),
-            remedy: "expected key and value".to_owned(),
         })
     }
 

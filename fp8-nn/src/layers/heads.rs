@@ -1,6 +1,7 @@
 //! The sizes of an attention's heads.
 
 use crate::{AttentionOptions, Error, Result, TensorParallel, init};
+use fp8_kernels::{Tensor, ops};
 
 /// Query heads, key and value heads, and the size of each.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +60,23 @@ impl Heads {
         [self.q_width(), of_groups, of_groups]
     }
 
+    /// Copies queries, keys and values from the output of one projection, `[batch, seq, features]`, to `[batch, seq, heads,
+    /// head_dim]` each.
+    pub(crate) fn split_qkv(&self, qkv: &Tensor) -> Result<[Tensor; 3]> {
+        let (batch, seq) = tokens(qkv);
+        let parts = ops::split(qkv, &self.widths())?;
+        let part = |i: usize, heads: usize| parts[i].reshape([batch, seq, heads, self.head_dim]);
+        Ok([part(0, self.heads)?, part(1, self.groups)?, part(2, self.groups)?])
+    }
+
+    /// The same of keys and values.
+    pub(crate) fn split_kv(&self, kv: &Tensor) -> Result<[Tensor; 2]> {
+        let (batch, seq) = tokens(kv);
+        let parts = ops::split(kv, &[self.groups * self.head_dim; 2])?;
+        let part = |i: usize| parts[i].reshape([batch, seq, self.groups, self.head_dim]);
+        Ok([part(0)?, part(1)?])
+    }
+
     /// Features of all queries.
     pub(crate) const fn q_width(&self) -> usize {
         self.heads * self.head_dim
@@ -68,4 +86,10 @@ impl Heads {
     pub(crate) const fn kv_width(&self) -> usize {
         2 * self.groups * self.head_dim
     }
+}
+
+/// Returns batch and length of `[batch, seq, features]`.
+fn tokens(x: &Tensor) -> (usize, usize) {
+    let extent = |dim: usize| x.shape().get(dim).copied().unwrap_or_default();
+    (extent(0), extent(1))
 }

@@ -13,6 +13,7 @@ mod layernorm_linear;
 mod layernorm_mlp;
 mod linear;
 mod multihead_attention;
+mod operands;
 mod projection;
 mod qk_norm;
 mod residual;

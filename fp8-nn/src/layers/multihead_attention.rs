@@ -2,6 +2,7 @@
 
 use super::attention::{Attention, AttentionPassed, Inputs, Place};
 use super::heads::Heads;
+use super::operands::Operands;
 use super::projection::{Projection, ProjectionSaved};
 use super::qk_norm::{self, QkNorm, QkNormSaved};
 use crate::arguments::{Argument, Output};
@@ -11,7 +12,7 @@ use crate::{
     NormOptions, ParallelMode, Parameter, Result, SequenceInfo, TensorParallel, composite, init, parameters,
     precision,
 };
-use fp8_kernels::ops::{self, Diagonal, RopeTable};
+use fp8_kernels::ops::{self, AttentionGrads, Diagonal, GradLayout, RopeTable};
 use fp8_kernels::{DType, Device, Operand, Tensor};
 use fp8_recipe::{Backward, Forward};
 use rand::Rng;
@@ -124,13 +125,11 @@ pub struct MultiheadAttention {
     qk_norm: Option<QkNorm>,
     rope: Option<RopeTable>,
     /// Those of this rank.
-    heads: usize,
-    groups: usize,
-    head_dim: usize,
+    heads: Heads,
     ranks: Option<TensorParallel>,
 }
 
-composite!(MultiheadAttention { qkv, qk_norm, attention, proj; skip path, rope, heads, groups, head_dim, ranks });
+composite!(MultiheadAttention { qkv, qk_norm, attention, proj; skip path, rope, heads, ranks });
 
 /// The values that the backward pass of [`MultiheadAttention`] needs.
 #[derive(Debug)]
@@ -205,7 +204,7 @@ impl MultiheadAttention {
         let of_rank = heads.of_rank(path, ranks.as_ref())?;
         let (q_width, qkv_width) = (heads.q_width(), heads.q_width() + heads.kv_width());
         let output_parts = heads.widths().to_vec();
-        let Heads { heads, groups, head_dim } = of_rank;
+        let head_dim = of_rank.head_dim;
         init::check_parameter(&format!("{path}.qkv"), "weight", [qkv_width, hidden_size])?;
         let (base, scaling) = (attention.rope_base, attention.rope_scaling);
         // Checked first, so that a length for which there is no table is refused before weights are drawn.
@@ -245,16 +244,14 @@ impl MultiheadAttention {
         Ok(Self {
             path: path.into(),
             qkv: Projection::new(path, "qkv", norm, qkv, device, rng)?,
-            attention: Attention::new(&place, &attention)?.of_rank(ranks.as_ref(), heads),
+            attention: Attention::new(&place, &attention)?.of_rank(ranks.as_ref(), of_rank.heads),
             proj: Linear::new(&proj_path, proj, device, rng)?,
             qk_norm: attention
                 .qk_norm
                 .map(|norm| QkNorm::new(path, head_dim, norm, params_dtype, ranks.as_ref(), device))
                 .transpose()?,
             rope,
-            heads,
-            groups,
-            head_dim,
+            heads: of_rank,
             ranks,
         })
     }
@@ -305,16 +302,6 @@ impl MultiheadAttention {
         })?;
         let tokens = batch.saturating_mul(seq);
         Ok(Some((ranks.tokens_of_rank(layer, tokens, hidden)?, sizes)))
-    }
-
-    /// Returns the parts of `qkv`.
-    fn three<T>(&self, parts: Vec<T>) -> Result<[T; 3]> {
-        <[T; 3]>::try_from(parts).map_err(|parts| Error::Option {
-            part: self.path.to_string(),
-            option: "qkv",
-            value: format!("qkv split into {} parts", parts.len()),
-            remedy: "expected query, key and value".to_owned(),
-        })
     }
 
     /// Returns the output, the output of the norm, and what [`backward_with_layernorm_output`] takes: see
@@ -406,42 +393,62 @@ impl MultiheadAttention {
         info: &SequenceInfo,
         cache: Option<CachedLayer<'_>>,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        let sizes = [self.heads, self.groups, self.groups];
-        let widths = sizes.map(|heads| heads * self.head_dim);
-        let shapes = sizes.map(|heads| [batch, seq, heads, self.head_dim]);
+        let heads = self.heads;
+        let in_tokens = [batch, seq, heads.q_width() + heads.kv_width()];
         let (mut qk_norm, mut diagonal) = (None, None);
         let inputs = match qkv {
-            Operand::Fp8(codes) => {
-                let [q, k, v] = self.three(codes.split(&widths)?)?;
-                Inputs::Fp8([q.reshape(shapes[0])?, k.reshape(shapes[1])?, v.reshape(shapes[2])?])
-            }
-            Operand::High(qkv) => {
-                let [q, k, v] = self.three(ops::split(&qkv, &widths)?)?;
-                let (q, k, v) = (q.reshape(shapes[0])?, k.reshape(shapes[1])?, v.reshape(shapes[2])?);
-                let (q, k, saved) = qk_norm::forward(self.qk_norm.as_ref(), q, k)?;
-                qk_norm = saved;
-                let (q, k) = match &self.rope {
-                    Some(table) => {
-                        (ops::rope(&q, table, info.rotary())?, ops::rope(&k, table, info.rotary())?)
+            Operand::Fp8(codes) => Inputs::Fp8(Operands::Qkv(codes.reshape(in_tokens)?, heads)),
+            Operand::High(output) => {
+                let qkv = output.reshape(in_tokens)?;
+                // What is rotated in place has one holder.
+                drop(output);
+                let operands = match &self.qk_norm {
+                    Some(norm) => {
+                        let [q, k, v] = heads.split_qkv(&qkv)?;
+                        let (q, k, saved) = qk_norm::forward(norm, q, k)?;
+                        qk_norm = Some(saved);
+                        Operands::Three([q, k, v])
                     }
-                    None => (q, k),
+                    None => Operands::Qkv(qkv, heads),
                 };
-                let (k, v) = match cache {
+                let operands = self.rotate(operands, info)?;
+                Inputs::High(match cache {
                     Some(cache) => {
                         self.expect_causal()?;
                         diagonal = Some(Diagonal::BottomRight);
-                        cache.append(&self.path, &k, &v)?
+                        let [_, k, v] = operands.heads()?;
+                        let (k, v) = cache.append(&self.path, k, v)?;
+                        operands.with_cached([k, v])
                     }
-                    None => (k, v),
-                };
-                Inputs::High([q, k, v])
+                    None => operands,
+                })
             }
         };
         let (o, attention) = self.attention.forward_at(cx, inputs, &info.sequences, dtype, diagonal)?;
-        let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, self.heads * self.head_dim])?)?;
+        let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, heads.q_width()])?)?;
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
         let saved = MultiheadAttentionSaved { qkv: qkv_saved, qk_norm, attention, info, proj, output };
         Ok((y, saved))
+    }
+
+    /// Applies RoPE, if the layer has it, where the queries and keys are.
+    fn rotate(&self, operands: Operands<Tensor>, info: &SequenceInfo) -> Result<Operands<Tensor>> {
+        let Some(table) = &self.rope else { return Ok(operands) };
+        let Heads { heads, groups, .. } = self.heads;
+        let rotate = |x: &mut Tensor, heads| ops::rope_in_place(x, heads, table, info.rotary(), &self.path);
+        Ok(match operands {
+            Operands::Qkv(mut qkv, sizes) => {
+                rotate(&mut qkv, heads + groups)?;
+                Operands::Qkv(qkv, sizes)
+            }
+            Operands::Three([mut q, mut k, v]) => {
+                rotate(&mut q, heads)?;
+                rotate(&mut k, groups)?;
+                Operands::Three([q, k, v])
+            }
+            // Those of other layers.
+            operands @ (Operands::QueriesAndKv(..) | Operands::Cached(..)) => operands,
+        })
     }
 
     /// Refuses a cache for an attention whose queries see keys that are not there yet.
@@ -468,24 +475,43 @@ impl MultiheadAttention {
         saved.output.check(dy)?;
         let MultiheadAttentionSaved { qkv, qk_norm, attention, info, proj, .. } = saved;
         let d_o = self.proj.backward_to(cx, proj, dy, self.attention.grad_input(&attention))?;
-        let (dq, dk, dv) = self.attention.backward(cx, attention, d_o, &info.sequences)?;
-        let (dq, dk) = match &self.rope {
-            Some(table) => (
-                ops::rope_backward(&dq, table, info.rotary())?,
-                ops::rope_backward(&dk, table, info.rotary())?,
-            ),
-            None => (dq, dk),
+        // The norms of heads read the gradients of queries and keys each by itself.
+        let layout = if self.qk_norm.is_some() { GradLayout::Separate } else { GradLayout::Qkv };
+        let grads = self.attention.backward(cx, attention, d_o, &info.sequences, layout)?;
+        let back = |x: &mut Tensor, heads| match &self.rope {
+            Some(table) => ops::rope_backward_in_place(x, heads, table, info.rotary(), &self.path),
+            None => Ok(()),
         };
-        let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
-        let is_flat = self.ranks.as_ref().is_some_and(TensorParallel::is_sequence_parallel);
-        let flat = |t: &Tensor| match **t.shape() {
-            [batch, seq, heads, d] if is_flat => t.reshape([batch * seq, heads * d]),
-            [batch, seq, heads, d] => t.reshape([batch, seq, heads * d]),
-            _ => Ok(t.clone()),
+        let Heads { heads, groups, .. } = self.heads;
+        let dqkv = match grads {
+            AttentionGrads::Qkv(mut dqkv) => {
+                back(&mut dqkv, heads + groups)?;
+                dqkv
+            }
+            AttentionGrads::Separate { mut dq, mut dk, dv } => {
+                back(&mut dq, heads)?;
+                back(&mut dk, groups)?;
+                let (dq, dk) = qk_norm::backward(cx, self.qk_norm.as_mut(), qk_norm.as_ref(), dq, dk)?;
+                ops::concat(&[&in_tokens(&dq)?, &in_tokens(&dk)?, &in_tokens(&dv)?])?
+            }
+            AttentionGrads::Kv { dq, dkv } => ops::concat(&[&in_tokens(&dq)?, &dkv])?,
         };
-        let dqkv = ops::concat(&[&flat(&dq)?, &flat(&dk)?, &flat(&dv)?])?;
+        let dqkv = match **dqkv.shape() {
+            [batch, seq, features]
+                if self.ranks.as_ref().is_some_and(TensorParallel::is_sequence_parallel) =>
+            {
+                dqkv.reshape([batch * seq, features])?
+            }
+            _ => dqkv,
+        };
         self.qkv.backward(cx, qkv, &dqkv, dnormed)
     }
+}
+
+/// Returns `[batch, seq, heads, head_dim]` as `[batch, seq, features]`.
+fn in_tokens(x: &Tensor) -> Result<Tensor> {
+    let &[batch, seq, heads, head_dim] = &**x.shape() else { return Ok(x.clone()) };
+    Ok(x.reshape([batch, seq, heads * head_dim])?)
 }
 
 /// For blocks of your own around an attention, which pass the cache on to it. The attention itself has no residual connection.
@@ -501,7 +527,7 @@ impl Block for MultiheadAttention {
     }
 
     fn kv_heads(&self) -> [usize; 2] {
-        [self.groups, self.head_dim]
+        [self.heads.groups, self.heads.head_dim]
     }
 }
 

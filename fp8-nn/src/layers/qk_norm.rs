@@ -52,15 +52,10 @@ impl QkNorm {
     }
 }
 
-/// Returns normalized queries and keys, `[batch, seq, heads, head_dim]` as given; without a norm, as they are.
-pub(crate) fn forward(
-    norm: Option<&QkNorm>,
-    q: Tensor,
-    k: Tensor,
-) -> Result<(Tensor, Tensor, Option<QkNormSaved>)> {
-    let Some(norm) = norm else { return Ok((q, k, None)) };
+/// Returns normalized queries and keys, `[batch, seq, heads, head_dim]` as given.
+pub(crate) fn forward(norm: &QkNorm, q: Tensor, k: Tensor) -> Result<(Tensor, Tensor, QkNormSaved)> {
     let ((q_out, q_stats), (k_out, k_stats)) = (norm.q_norm.forward(&q)?, norm.k_norm.forward(&k)?);
-    Ok((q_out, k_out, Some(QkNormSaved { q: (q, q_stats), k: (k, k_stats) })))
+    Ok((q_out, k_out, QkNormSaved { q: (q, q_stats), k: (k, k_stats) }))
 }
 
 /// Returns the gradients of queries and keys as they were before, and adds those of the weights.

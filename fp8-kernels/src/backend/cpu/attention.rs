@@ -6,11 +6,11 @@
 use super::dispatch::{Kernel, vectorized};
 use super::matmul::Strided;
 use super::softmax::origin;
-use super::{Buffer, Widened, lanes, parallel};
+use super::{Buffer, lanes, parallel};
 use crate::host::{self, Array};
-use crate::ops::{AttentionSaved, Problem, Sequences};
+use crate::ops::{AttentionGrads, AttentionSaved, BackwardCall, Call, GradPlace, Problem};
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, math};
-use heads::{Head, KEYS, Keys, LANES, QUERIES, Transposed, TransposedHead, add_product, scores};
+use heads::{AllHeads, Head, KEYS, Keys, LANES, QUERIES, Transposed, TransposedHead, add_product, scores};
 use spans::{Dropped, Span, Visible, in_order, of_batch, spans};
 use std::ops::Range;
 
@@ -23,26 +23,20 @@ const FEW_QUERIES: usize = 8;
 /// Queries of one task.
 const TASK: usize = 4 * QUERIES;
 
-pub(crate) fn attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, AttentionSaved)> {
-    let op = "attention";
-    let spans = spans(op, sequences, p)?;
+pub(crate) fn attention(call: &Call<'_>) -> Result<(Tensor, AttentionSaved)> {
+    let (op, p) = ("attention", &call.problem);
+    let spans = spans(op, call.sequences, p)?;
     let dropped = Dropped::new(p)?;
-    let (dtype, device) = (q.dtype(), q.device());
-    let q = q.cpu_f32(op)?;
-    let ([k, v], keys) = widened(op, [k, v], &spans, p)?;
+    let (dtype, device) = (call.q.tensor().dtype(), call.q.tensor().device());
+    let seen = seen(&spans);
+    // Keys and values behind the last one that is seen are not converted.
+    let (q, k, v) =
+        (AllHeads::of(op, call.q)?, AllHeads::firsts(op, call.k, seen)?, AllHeads::firsts(op, call.v, seen)?);
     let rows = p.batch * p.heads * p.queries;
     let (mut o, mut sum) = (Array::zeroed(op, rows * p.head_dim)?, Array::zeroed(op, rows)?);
     let mut max = Array::filled(op, f32::NEG_INFINITY, rows)?;
     // Keys of a few queries, as in generation, are transposed when they are needed.
-    let seen = seen(&spans);
-    let transposed =
-        (p.queries > FEW_QUERIES).then(|| Transposed::new(op, &k, [keys, seen], p)).transpose()?;
+    let transposed = (p.queries > FEW_QUERIES).then(|| Transposed::new(op, &k, seen, p)).transpose()?;
     // The rows of each head and sequence, a few at a time.
     let count = spans.iter().map(|span| span.queries.len().div_ceil(TASK)).sum::<usize>() * p.heads;
     let mut tasks = host::room(op, count)?;
@@ -64,21 +58,29 @@ pub(crate) fn attention(
     }
     parallel::try_for_each(tasks.into_iter(), |(span, head, first, o, max, sum)| {
         let group = head / (p.heads / p.groups);
-        let q = Head::new(&q, p.queries, p.heads, p.head_dim, span.batch, head).skip(span.queries.start);
-        let v = Head::new(&v, keys, p.groups, p.head_dim, span.batch, group).skip(span.keys.start);
+        let q = q.head(span.batch, head).skip(span.queries.start);
+        let v = v.head(span.batch, group).skip(span.keys.start);
         let k = match &transposed {
             Some(all) => Keys::Transposed(all.head(span.batch * p.groups + group).skip(span.keys.start)),
             None => {
-                let rows = Head::new(&k, keys, p.groups, p.head_dim, span.batch, group);
+                let rows = k.head(span.batch, group);
                 Keys::Rows(rows.skip(span.keys.start), Array::zeroed(op, p.head_dim * KEYS)?)
             }
         };
         let dropped = dropped.map(|dropped| dropped.of(span, head, p));
         vectorized(Forward { q, k, v, first, o, max, sum, visible: span.visible(p), dropped, p })
     })?;
-    let o = token_major(&o, [p.batch, p.queries, p.heads, p.head_dim], dtype, device)?;
+    let parts = [Part { data: &o, heads: p.heads, first: 0 }];
+    let o = token_major(&parts, [p.queries, p.head_dim], call.q.shape(), dtype, device)?;
     let stats = |data| Tensor::on_cpu(data, Shape::from([p.batch, p.heads, p.queries]), device);
-    Ok((o, AttentionSaved { row_max: stats(max), row_sum: stats(sum) }))
+    Ok((o, AttentionSaved { row_max: stats(max), row_sum: Some(stats(sum)) }))
+}
+
+/// Returns `max + log(sum)` of each row.
+pub(crate) fn log_sum_exp(row_max: &Tensor, row_sum: &Tensor) -> Result<Tensor> {
+    let rows = row_max.as_slice::<f32>()?.iter().zip(row_sum.as_slice::<f32>()?);
+    let values = rows.map(|(&max, &sum)| if sum > 0.0 { max + sum.ln() } else { f32::NEG_INFINITY });
+    Ok(Tensor::on_cpu(host::collect("log_sum_exp", values)?, *row_max.shape(), row_max.device()))
 }
 
 /// Returns the end of the last key that a query sees: the cache of a generation may have room for many more.
@@ -86,43 +88,25 @@ fn seen(spans: &[Span]) -> usize {
     spans.iter().map(|span| span.keys.end).max().unwrap_or(0)
 }
 
-/// Returns keys and values in f32, and how many of them each batch entry has. Those behind the last one that is seen are not
-/// converted.
-fn widened<'a>(
-    op: &'static str,
-    [k, v]: [&'a Tensor; 2],
-    spans: &[Span],
-    p: &Problem<'_>,
-) -> Result<([Widened<'a>; 2], usize)> {
-    let seen = seen(spans);
-    if k.dtype() == DType::F32 || seen == p.keys {
-        return Ok(([k.cpu_f32(op)?, v.cpu_f32(op)?], p.keys));
-    }
-    let [step, len] = [p.keys, seen].map(|keys| keys * p.groups * p.head_dim);
-    let first = |x: &Tensor| x.cpu_buffer(op)?.read_f32_firsts(op, step, len).map(Widened::Copied);
-    Ok(([first(k)?, first(v)?], seen))
-}
-
-pub(crate) fn attention_backward(
-    [dy, q, k, v, o]: [&Tensor; 5],
-    saved: &AttentionSaved,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    let op = "attention_backward";
+pub(crate) fn attention_backward(call: &BackwardCall<'_>) -> Result<AttentionGrads> {
+    let BackwardCall { forward: Call { q, k, v, sequences, ref problem }, dy, o, saved, layout } = *call;
+    let (op, p) = ("attention_backward", problem);
     let spans = spans(op, sequences, p)?;
     let dropped = Dropped::new(p)?;
-    let (dtype, device) = (q.dtype(), q.device());
-    let (dy, o) = (dy.cpu_f32(op)?, o.cpu_f32(op)?);
-    let (q, k, v) = (q.cpu_f32(op)?, k.cpu_f32(op)?, v.cpu_f32(op)?);
-    let (max, sum) = (saved.row_max.as_slice::<f32>()?, saved.row_sum.as_slice::<f32>()?);
-    let (mut dq, mut dk) = (Array::zeroed(op, q.len())?, Array::zeroed(op, k.len())?);
-    let mut dv = Array::zeroed(op, v.len())?;
+    let (dtype, device) = (q.tensor().dtype(), q.tensor().device());
+    let [of_q, of_k] = [q, k].map(|heads| heads.shape().numel());
+    let (dy, o) = (AllHeads::of(op, dy.into())?, AllHeads::of(op, o.into())?);
+    let (q, k, v) = (AllHeads::of(op, q)?, AllHeads::of(op, k)?, AllHeads::of(op, v)?);
+    let max = saved.row_max.as_slice::<f32>()?;
+    // Without sums the maxima are those of log-sum-exp, and each sum is 1.
+    let sum = saved.row_sum.as_ref().map(Tensor::as_slice::<f32>).transpose()?;
+    let (mut dq, mut dk) = (Array::zeroed(op, of_q)?, Array::zeroed(op, of_k)?);
+    let mut dv = Array::zeroed(op, of_k)?;
     let per_group = p.heads / p.groups;
     let (q_step, k_step) = (p.queries * p.head_dim, p.keys * p.head_dim);
     // Without queries or keys nothing was seen, and all gradients are 0.
     if ![q_step, k_step, per_group].contains(&0) {
-        let [k_transposed, v_transposed] = [&k, &v].map(|x| Transposed::new(op, x, [p.keys; 2], p));
+        let [k_transposed, v_transposed] = [&k, &v].map(|x| Transposed::new(op, x, p.keys, p));
         let (k_transposed, v_transposed) = (k_transposed?, v_transposed?);
         let tasks = dq.chunks_mut(per_group * q_step).zip(dk.chunks_mut(k_step)).zip(dv.chunks_mut(k_step));
         parallel::try_for_each(tasks.enumerate(), |(index, ((dq, dk), dv))| {
@@ -130,15 +114,14 @@ pub(crate) fn attention_backward(
             for (i, dq) in dq.chunks_exact_mut(q_step).enumerate() {
                 let head = group * per_group + i;
                 for span in of_batch(&spans, batch) {
-                    let k = Head::new(&k, p.keys, p.groups, p.head_dim, batch, group).skip(span.keys.start);
+                    let k = k.head(batch, group).skip(span.keys.start);
                     let [k_transposed, v_transposed] =
                         [&k_transposed, &v_transposed].map(|x| x.head(index).skip(span.keys.start));
-                    let [q, dy, o] = [&q, &dy, &o].map(|data| {
-                        Head::new(data, p.queries, p.heads, p.head_dim, batch, head).skip(span.queries.start)
-                    });
+                    let [q, dy, o] = [&q, &dy, &o].map(|x| x.head(batch, head).skip(span.queries.start));
                     let rows = (batch * p.heads + head) * p.queries;
                     let rows = rows + span.queries.start..rows + span.queries.end;
-                    let (max, sum, visible) = (&max[rows.clone()], &sum[rows], span.visible(p));
+                    let (max, sum, visible) =
+                        (&max[rows.clone()], sum.map(|sum| &sum[rows]), span.visible(p));
                     let dropped = dropped.map(|dropped| dropped.of(span, head, p));
                     let inputs =
                         Inputs { q, k, k_transposed, v_transposed, dy, o, max, sum, visible, dropped };
@@ -151,13 +134,21 @@ pub(crate) fn attention_backward(
             Ok::<_, Error>(())
         })?;
     }
-    let q_dims = [p.batch, p.queries, p.heads, p.head_dim];
-    let k_dims = [p.batch, p.keys, p.groups, p.head_dim];
-    Ok((
-        token_major(&dq, q_dims, dtype, device)?,
-        token_major(&dk, k_dims, dtype, device)?,
-        token_major(&dv, k_dims, dtype, device)?,
-    ))
+    let grads = [(&dq, p.heads), (&dk, p.groups), (&dv, p.groups)];
+    let places: Vec<(GradPlace, Part<'_>)> = layout
+        .places(p)
+        .into_iter()
+        .zip(grads)
+        .map(|(place, (data, heads))| (place, Part { data, heads, first: place.first }))
+        .collect();
+    let tensor = |(index, shape): (usize, &Shape)| {
+        let here = places.iter().filter(|(place, _)| place.tensor == index);
+        let parts: Vec<Part<'_>> = here.map(|(_, part)| *part).collect();
+        let rows = shape.get(1).copied().unwrap_or_default();
+        token_major(&parts, [rows, p.head_dim], shape, dtype, device)
+    };
+    let tensors = layout.shapes(p).iter().enumerate().map(tensor).collect::<Result<Vec<_>>>()?;
+    AttentionGrads::from_tensors(op, tensors)
 }
 
 /// Some queries against all keys they see.
@@ -249,7 +240,8 @@ struct Inputs<'a> {
     dy: Head<'a>,
     o: Head<'a>,
     max: &'a [f32],
-    sum: &'a [f32],
+    /// `None`: each is 1.
+    sum: Option<&'a [f32]>,
     visible: Visible,
     dropped: Option<Dropped>,
 }
@@ -292,7 +284,8 @@ impl Kernel for Backward<'_> {
                 for (i, (probs, grads)) in rows.take(count).enumerate() {
                     let [hidden, seen] =
                         x.visible.of(first + i).map(|key| key.saturating_sub(start).min(cols));
-                    let (origin, sum, mean) = (origin(x.max[first + i]), x.sum[first + i], means[i]);
+                    let (origin, mean) = (origin(x.max[first + i]), means[i]);
+                    let sum = x.sum.map_or(1.0, |sum| sum[first + i]);
                     // Scores that are all -inf have a sum of 0, and weigh nothing.
                     let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
                     // The mask as factors of the gradients, and of the probabilities that meet dy below.
@@ -348,23 +341,37 @@ impl Kernel for Backward<'_> {
     }
 }
 
-/// `[batch, heads, rows, dim]` to `[batch, rows, heads, dim]`, rounded to `dtype`.
+/// A part of the features of a result, head by head: `[batch, heads, rows, dim]`.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    data: &'a [f32],
+    heads: usize,
+    /// The feature of a token that it begins with.
+    first: usize,
+}
+
+/// Parts that have all features of `shape`, `[batch, rows, ..]`, token by token and rounded to `dtype`.
 fn token_major(
-    data: &[f32],
-    [batch, rows, heads, dim]: [usize; 4],
+    parts: &[Part<'_>],
+    [rows, dim]: [usize; 2],
+    shape: &Shape,
     dtype: DType,
     device: &Device,
 ) -> Result<Tensor> {
-    let mut out = Array::for_overwrite("attention", data.len())?;
-    parallel::rows(&mut out, heads * dim, |first, out| {
-        for (i, token) in out.chunks_exact_mut(heads * dim).enumerate() {
+    let mut out = Array::for_overwrite("attention", shape.numel())?;
+    let features: usize = shape.iter().skip(2).product();
+    parallel::rows(&mut out, features, |first, out| {
+        for (i, token) in out.chunks_exact_mut(features).enumerate() {
             let (batch, row) = ((first + i) / rows, (first + i) % rows);
-            for (head, out) in token.chunks_exact_mut(dim).enumerate() {
-                let start = ((batch * heads + head) * rows + row) * dim;
-                out.copy_from_slice(&data[start..start + dim]);
+            for &Part { data, heads, first } in parts {
+                let heads_of_token = token[first..first + heads * dim].chunks_exact_mut(dim);
+                for (head, out) in heads_of_token.enumerate() {
+                    let start = ((batch * heads + head) * rows + row) * dim;
+                    out.copy_from_slice(&data[start..start + dim]);
+                }
             }
         }
     });
     let buffer = Buffer::from_f32(out, dtype, "attention")?;
-    Ok(Tensor::from_buffer(buffer, Shape::from([batch, rows, heads, dim]), device))
+    Ok(Tensor::from_buffer(buffer, *shape, device))
 }

@@ -2,32 +2,21 @@
 //! the scores' gradients are rounded to what FP8 codes hold before they are multiplied.
 
 use super::attention;
-use crate::ops::{self, AttentionSaved, Problem, Sequences};
+use crate::ops::{self, AttentionGrads, AttentionSaved, BackwardCall, Call, Problem};
 use crate::{DType, Encoding, Fp8Tensor, Result, Tensor};
 
-pub(crate) fn attention_fp8(
-    tensors: [&Fp8Tensor; 3],
-    dtype: DType,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, AttentionSaved)> {
-    let [q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
-    let p = Problem { rounding: Some(Encoding::E4M3), ..*p };
-    let (o, saved) = attention::attention(&q?, &k?, &v?, sequences, &p)?;
+pub(crate) fn attention_fp8(call: &Call<'_, Fp8Tensor>, dtype: DType) -> Result<(Tensor, AttentionSaved)> {
+    let problem = Problem { rounding: Some(Encoding::E4M3), ..call.problem };
+    let values = call.values()?;
+    let (o, saved) = attention::attention(&Call { problem, ..call.of(&values) })?;
     Ok((ops::cast(&o, dtype)?, saved))
 }
 
-pub(crate) fn attention_fp8_backward(
-    tensors: [&Fp8Tensor; 4],
-    o: &Tensor,
-    saved: &AttentionSaved,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    let p = Problem { rounding: Some(tensors[0].encoding()), ..*p };
-    let [dy, q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
-    let tensors = [&dy?, &q?, &k?, &v?, o];
-    let (dq, dk, dv) = attention::attention_backward(tensors, saved, sequences, &p)?;
-    let cast = |x: &Tensor| ops::cast(x, o.dtype());
-    Ok((cast(&dq)?, cast(&dk)?, cast(&dv)?))
+pub(crate) fn attention_fp8_backward(call: &BackwardCall<'_, Fp8Tensor>) -> Result<AttentionGrads> {
+    let BackwardCall { ref forward, dy, o, saved, layout } = *call;
+    let problem = Problem { rounding: Some(dy.encoding()), ..forward.problem };
+    let (values, dy) = (forward.values()?, dy.dequantize(DType::F32)?);
+    let forward = Call { problem, ..forward.of(&values) };
+    let grads = attention::attention_backward(&BackwardCall { forward, dy: &dy, o, saved, layout })?;
+    grads.map(|x| ops::cast(x, o.dtype()))
 }

@@ -6,7 +6,7 @@ use crate::host::{self, Array};
 use crate::{DType, Error, MemoryKind, Result};
 use half::{bf16, f16};
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Runs `$body` with `$data` bound to the array, whichever type it has.
@@ -95,20 +95,33 @@ impl Buffer {
         }
     }
 
-    /// As [`read_f32`](Self::read_f32), but only the first `len` of every `step` values, which are those of a batch entry.
-    pub(crate) fn read_f32_firsts(&self, op: &'static str, step: usize, len: usize) -> Result<Array<f32>> {
-        fn widened<T: Float>(data: &[T], op: &'static str, step: usize, len: usize) -> Result<Array<f32>> {
-            let entries = data.len().checked_div(step).unwrap_or(0);
-            let mut out = Array::for_overwrite(op, entries * len)?;
-            for (data, out) in data.chunks_exact(step.max(1)).zip(out.chunks_exact_mut(len.max(1))) {
-                widen(&data[..len], out);
-            }
+    /// As [`read_f32`](Self::read_f32), but only the values at `part` of every `step` values.
+    pub(crate) fn read_f32_parts(
+        &self,
+        op: &'static str,
+        step: usize,
+        part: Range<usize>,
+    ) -> Result<Array<f32>> {
+        fn widened<T: Float>(
+            data: &[T],
+            op: &'static str,
+            step: usize,
+            part: Range<usize>,
+        ) -> Result<Array<f32>> {
+            let (count, len) = (data.len().checked_div(step).unwrap_or(0), part.len());
+            let mut out = Array::for_overwrite(op, count * len)?;
+            parallel::rows(&mut out, len, |first, out| {
+                let steps = data[first * step..].chunks_exact(step);
+                out.chunks_exact_mut(len)
+                    .zip(steps)
+                    .for_each(|(out, data)| T::widen(&data[part.clone()], out));
+            });
             Ok(out)
         }
         match self {
-            Self::F32(data) => widened(data, op, step, len),
-            Self::BF16(data) => widened(data, op, step, len),
-            Self::F16(data) => widened(data, op, step, len),
+            Self::F32(data) => widened(data, op, step, part),
+            Self::BF16(data) => widened(data, op, step, part),
+            Self::F16(data) => widened(data, op, step, part),
             _ => Err(not_a_float(op, "the tensor", self.dtype())),
         }
     }

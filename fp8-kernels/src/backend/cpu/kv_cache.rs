@@ -2,34 +2,43 @@
 
 use super::Buffer;
 use crate::element::Element;
+use crate::ops::Heads;
 use crate::{Error, Result, Tensor, host};
 use std::ops::Range;
 
 pub(crate) fn kv_cache_append(
     cache: &mut Tensor,
-    new: &Tensor,
+    new: Heads<'_>,
     starts: &Tensor,
     lengths: Option<&Tensor>,
     name: &str,
 ) -> Result<()> {
     let op = "kv_cache_append";
     let places = places(op, cache, new, starts, lengths)?;
-    fn copy<T: Element>(cache: &mut [T], new: &[T], places: &[Range<usize>], [capacity, seq]: [usize; 2]) {
-        let batch = places.len();
+    fn copy<T: Element>(
+        cache: &mut [T],
+        new: &[T],
+        heads: Heads<'_>,
+        places: &[Range<usize>],
+        [capacity, seq]: [usize; 2],
+    ) {
         // All heads of a position.
-        let width = new.len() / (batch * seq);
+        let width: usize = heads.shape().iter().skip(2).product();
         for (row, place) in places.iter().enumerate() {
-            let (to, from) = ((row * capacity + place.start) * width, row * seq * width);
-            let len = place.len() * width;
-            cache[to..to + len].copy_from_slice(&new[from..from + len]);
+            let to = (row * capacity + place.start) * width;
+            let positions = cache[to..to + place.len() * width].chunks_exact_mut(width);
+            for (i, position) in positions.enumerate() {
+                let from = (row * seq + i) * heads.pitch() + heads.first();
+                position.copy_from_slice(&new[from..from + width]);
+            }
         }
     }
-    let sizes = [cache, new].map(|x| x.shape().get(1).copied().unwrap_or_default());
-    match new.cpu_buffer(op)? {
-        Buffer::F32(new) => copy(cache.as_mut_slice(name)?, new, &places, sizes),
-        Buffer::BF16(new) => copy(cache.as_mut_slice(name)?, new, &places, sizes),
-        Buffer::F16(new) => copy(cache.as_mut_slice(name)?, new, &places, sizes),
-        _ => new.expect_float(op, "new")?,
+    let sizes = [cache.shape(), new.shape()].map(|shape| shape.get(1).copied().unwrap_or_default());
+    match new.tensor().cpu_buffer(op)? {
+        Buffer::F32(data) => copy(cache.as_mut_slice(name)?, data, new, &places, sizes),
+        Buffer::BF16(data) => copy(cache.as_mut_slice(name)?, data, new, &places, sizes),
+        Buffer::F16(data) => copy(cache.as_mut_slice(name)?, data, new, &places, sizes),
+        _ => new.tensor().expect_float(op, "new")?,
     }
     Ok(())
 }
@@ -38,11 +47,11 @@ pub(crate) fn kv_cache_append(
 fn places(
     op: &'static str,
     cache: &Tensor,
-    new: &Tensor,
+    new: Heads<'_>,
     starts: &Tensor,
     lengths: Option<&Tensor>,
 ) -> Result<Vec<Range<usize>>> {
-    let [capacity, seq] = [cache, new].map(|x| x.shape().get(1).copied().unwrap_or_default());
+    let [capacity, seq] = [cache.shape(), new.shape()].map(|shape| shape.get(1).copied().unwrap_or_default());
     let lengths = lengths.map(Tensor::as_slice::<i32>).transpose()?;
     let place = |(position, &start): (usize, &i32)| {
         let length = match lengths.map(|lengths| lengths[position]) {

@@ -1,12 +1,55 @@
 //! Heads of queries, keys and values, and products of their rows.
 
 use super::super::matmul::{Strided, Unpacked, product, transpose};
-use super::super::parallel;
-use crate::Result;
+use super::super::{Widened, parallel};
 use crate::host::Array;
-use crate::ops::Problem;
+use crate::ops::{Heads, Problem};
+use crate::{DType, Result};
 
-/// One head of one batch entry: rows of `[.., heads, head_dim]`.
+/// The heads of an operand in f32, of all batch entries.
+pub(super) struct AllHeads<'a> {
+    data: Widened<'a>,
+    /// The values from one row to the next, and the first one that is a head's.
+    stride: usize,
+    first: usize,
+    /// The rows of a batch entry that are there.
+    rows: usize,
+    dim: usize,
+}
+
+impl<'a> AllHeads<'a> {
+    pub(super) fn of(op: &'static str, heads: Heads<'a>) -> Result<Self> {
+        Self::firsts(op, heads, usize::MAX)
+    }
+
+    /// At least the first `count` rows of each batch entry.
+    pub(super) fn firsts(op: &'static str, heads: Heads<'a>, count: usize) -> Result<Self> {
+        let [rows, number, dim] = [1, 2, 3].map(|i| heads.shape().get(i).copied().unwrap_or_default());
+        let (tensor, width) = (heads.tensor(), number * dim);
+        if tensor.dtype() == DType::F32 {
+            let data = tensor.cpu_f32(op)?;
+            return Ok(Self { data, stride: heads.pitch(), first: heads.first(), rows, dim });
+        }
+        // What is not read as it is, is converted, and nothing else.
+        if heads.is_whole() {
+            if count >= rows {
+                return Ok(Self { data: tensor.cpu_f32(op)?, stride: width, first: 0, rows, dim });
+            }
+            let data = tensor.cpu_buffer(op)?.read_f32_parts(op, rows * width, 0..count * width)?;
+            return Ok(Self { data: Widened::Copied(data), stride: width, first: 0, rows: count, dim });
+        }
+        let part = heads.first()..heads.first() + width;
+        let data = tensor.cpu_buffer(op)?.read_f32_parts(op, heads.pitch(), part)?;
+        Ok(Self { data: Widened::Copied(data), stride: width, first: 0, rows, dim })
+    }
+
+    pub(super) fn head(&self, batch: usize, head: usize) -> Head<'_> {
+        let start = batch * self.rows * self.stride + self.first + head * self.dim;
+        Head { data: self.data.get(start..).unwrap_or_default(), stride: self.stride, dim: self.dim }
+    }
+}
+
+/// One head of one batch entry.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     data: &'a [f32],
@@ -15,18 +58,6 @@ pub(super) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    pub(super) fn new(
-        data: &'a [f32],
-        rows: usize,
-        heads: usize,
-        dim: usize,
-        batch: usize,
-        head: usize,
-    ) -> Self {
-        let start = batch * rows * heads * dim + head * dim;
-        Self { data: data.get(start..).unwrap_or_default(), stride: heads * dim, dim }
-    }
-
     #[inline(always)]
     pub(super) fn row(self, i: usize) -> &'a [f32] {
         &self.data[i * self.stride..i * self.stride + self.dim]
@@ -64,19 +95,14 @@ pub(super) struct Transposed {
 }
 
 impl Transposed {
-    /// Transposes the first `seen` of the `keys` that each batch entry has.
-    pub(super) fn new(
-        op: &'static str,
-        data: &[f32],
-        [keys, seen]: [usize; 2],
-        p: &Problem<'_>,
-    ) -> Result<Self> {
+    /// Transposes the first `seen` keys of each batch entry.
+    pub(super) fn new(op: &'static str, keys: &AllHeads<'_>, seen: usize, p: &Problem<'_>) -> Result<Self> {
         // A sequence may begin at any key, and its last vector of scores reaches beyond its keys.
         let (stride, dim) = (seen.next_multiple_of(LANES) + LANES, p.head_dim);
         let mut out = Array::zeroed(op, p.batch * p.groups * dim * stride)?;
         if seen > 0 {
             parallel::try_for_each(out.chunks_mut(dim * stride).enumerate(), |(index, out)| {
-                let x = Head::new(data, keys, p.groups, dim, index / p.groups, index % p.groups);
+                let x = keys.head(index / p.groups, index % p.groups);
                 transpose([seen, dim], x.data, x.stride, out, stride)
             })?;
         }

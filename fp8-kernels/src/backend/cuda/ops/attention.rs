@@ -3,15 +3,20 @@
 //! 16-bit tensors whose head_dim is a multiple of eight, at most 128, go through the tensor cores; anything else through
 //! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores forward keeps the
 //! probabilities' rounding below that of the result; backward narrows probabilities and the scores' gradients to the
-//! tensors' type before it multiplies them. A length out of range is told at the next call that waits for the device.
+//! tensors' type before it multiplies them. Queries, keys and values are read by strides, and gradients written so, where the
+//! heads of others lie between them. A length out of range is told at the next call that waits for the device.
 
 pub(crate) mod attention_fp8;
+mod grads;
 
 use super::dropout::Mask;
 use super::kernels::{CallParameters, DropoutOnParameters};
 use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, kernels};
-use crate::ops::{AttentionSaved, Diagonal, Packing, Problem, Sequences, TILE};
+use crate::ops::{
+    AttentionGrads, AttentionSaved, BackwardCall, Call, Diagonal, Heads, Packing, Problem, Sequences, TILE,
+};
 use crate::{DType, Error, Result, Shape, Tensor};
+use grads::{Grads, Which};
 
 /// Numbers of the kernels: the threads of a block, and the columns of a result that a block of a plain kernel computes.
 const THREADS: u32 = 128;
@@ -19,73 +24,92 @@ const PART: u64 = 64;
 /// f32 that backward keeps for each row of scores.
 const ROW: usize = 4;
 
-pub(crate) fn attention(
-    gpu: &Gpu,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, AttentionSaved)> {
-    let op = "attention";
-    let sizes = Sizes::new(op, q, k, sequences, p)?;
-    let o = gpu.alloc(q.dtype(), q.numel())?;
+pub(crate) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<(Tensor, AttentionSaved)> {
+    let (op, p) = ("attention", &call.problem);
+    let &Call { q, k, v, sequences, .. } = call;
+    let sizes = Sizes::new(op, [q, k, v], sequences, p)?;
+    let (dtype, device) = (q.tensor().dtype(), q.tensor().device());
+    let o = gpu.alloc(dtype, q.shape().numel())?;
     let rows = Shape::from([p.batch, p.heads, p.queries]);
     let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
     let path = sizes.path;
     let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(path.forward_shared());
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
-    let call = sizes.call(gpu, op, sequences, Owner::Queries)?;
+    let call = sizes.call(gpu, op, sequences, Owner::Queries, p.heads * p.head_dim)?;
     let forward = Forward {
-        inputs: [q.cuda(op)?, k.cuda(op)?, v.cuda(op)?],
+        inputs: [address(op, q)?, address(op, k)?, address(op, v)?],
         o: &o,
         row_max: Out::f32(&row_max),
         row_sum: Out::f32(&row_sum),
         dropout: mask.as_ref().map(|mask| mask.parameters(p.mask_heads)),
         call,
     };
-    // SAFETY: shapes and types are checked by `ops::attention`, the path is that of their head_dim, the outputs were made
-    // above; there is a block for each tile of queries and head, and on the plain path for each 64 columns of one.
+    // SAFETY: shapes and types are checked by `ops::attention`, and that heads end within their tokens by `ops::Heads`; the
+    // path is that of their head_dim and alignment, the outputs were made above; there is a block for each tile of queries and head, and on the plain path for each 64 columns of one.
     unsafe { forward.launch(gpu, path, grid) }?;
     let saved = AttentionSaved {
-        row_max: Tensor::from_cuda(row_max, rows, q.device()),
-        row_sum: Tensor::from_cuda(row_sum, rows, q.device()),
+        row_max: Tensor::from_cuda(row_max, rows, device),
+        row_sum: Some(Tensor::from_cuda(row_sum, rows, device)),
     };
-    Ok((Tensor::from_cuda(o, *q.shape(), q.device()), saved))
+    Ok((Tensor::from_cuda(o, *q.shape(), device), saved))
 }
 
-pub(crate) fn attention_backward(
-    gpu: &Gpu,
-    [dy, q, k, v, o]: [&Tensor; 5],
-    saved: &AttentionSaved,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, Tensor, Tensor)> {
+/// Returns the address of the first of these heads' elements.
+fn address(op: &'static str, heads: Heads<'_>) -> Result<u64> {
+    let buffer = heads.tensor().cuda(op)?;
+    Ok(buffer.ptr() + (heads.first() * buffer.dtype().size()) as u64)
+}
+
+/// Whether each token's heads begin at a multiple of 16 bytes, as the kernels of the tensor cores read them.
+fn is_aligned(heads: Heads<'_>) -> bool {
+    let size = heads.tensor().dtype().size();
+    [heads.first(), heads.pitch()].iter().all(|elements| (elements * size).is_multiple_of(16))
+}
+
+/// Returns `max + log(sum)` of each row.
+pub(crate) fn log_sum_exp(gpu: &Gpu, row_max: &Tensor, row_sum: &Tensor) -> Result<Tensor> {
+    let op = "log_sum_exp";
+    let (count, out) = (row_max.numel(), gpu.alloc(DType::F32, row_max.numel())?);
+    let kernel = gpu.load(kernels::ATTENTION_LOG_SUM_EXP)?;
+    let args = kernels::AttentionLogSumExp {
+        row_max: In::f32(row_max.cuda(op)?),
+        row_sum: In::f32(row_sum.cuda(op)?),
+        out: Out::f32(&out),
+        count: count as u64,
+    };
+    // SAFETY: all three have `count` f32, which `AttentionSaved::log_sum_exp` checks.
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, count as u64), &args) }?;
+    Ok(Tensor::from_cuda(out, *row_max.shape(), row_max.device()))
+}
+
+pub(crate) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<AttentionGrads> {
     let op = "attention_backward";
-    let sizes = Sizes::new(op, q, k, sequences, p)?;
-    let [dq, dk, dv] = [q, k, v].map(|tensor| gpu.alloc(tensor.dtype(), tensor.numel()));
-    let (dq, dk, dv) = (dq?, dk?, dv?);
+    let &BackwardCall { forward: Call { q, k, v, sequences, ref problem }, dy, o, saved, layout } = call;
+    let p = problem;
+    let sizes = Sizes::new(op, [q, k, v], sequences, p)?;
+    let grads = Grads::new(gpu, q.tensor().dtype(), layout, p)?;
     let rows = rows(gpu, op, dy, o, saved, p)?;
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
-    let launches =
-        [(Owner::Queries, &dq, None, sizes.query_blocks), (Owner::Keys, &dk, Some(&dv), sizes.key_blocks)];
+    let launches = [
+        (Owner::Queries, Which::Q, None, sizes.query_blocks),
+        (Owner::Keys, Which::K, Some(Which::V), sizes.key_blocks),
+    ];
     for (owner, first, second, blocks) in launches {
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(sizes.path.backward_shared());
         let backward = Backward {
-            inputs: [q.cuda(op)?, k.cuda(op)?, v.cuda(op)?, dy.cuda(op)?],
+            inputs: [address(op, q)?, address(op, k)?, address(op, v)?, dy.cuda(op)?.ptr()],
             row_numbers: In::row(&rows),
-            first,
-            second,
+            first: grads.address(first),
+            second: second.map_or(0, |which| grads.address(which)),
             dropout: mask.as_ref().map(|mask| mask.parameters(p.mask_heads)),
-            call: sizes.call(gpu, op, sequences, owner)?,
+            call: sizes.call(gpu, op, sequences, owner, grads.pitch(first))?,
         };
-        // SAFETY: shapes and types are checked by `ops::attention_backward`, the path is that of their head_dim; the first
-        // result is dq, or dk beside dv, made above; four f32 for each row; there is a block for each tile of queries and
+        // SAFETY: shapes and types are checked by `ops::attention_backward`, and that heads end within their tokens by
+        // `ops::Heads`; the path is that of their head_dim and alignment; the first result is dq, or dk beside dv, made above; four f32 for each row; there is a block for each tile of queries and
         // head, or of keys and group, and on the plain path for each 64 columns of one.
         unsafe { backward.launch(gpu, sizes.path, owner, grid) }?;
     }
-    let tensor = |buffer, like: &Tensor| Tensor::from_cuda(buffer, *like.shape(), like.device());
-    Ok((tensor(dq, q), tensor(dk, k), tensor(dv, v)))
+    grads.finish(op, q.tensor().device())
 }
 
 /// Computes the numbers that backward reads for each row of scores.
@@ -105,15 +129,14 @@ fn rows(
         o: In::void(o.cuda(op)?),
         dtype: dtype_number(o.dtype()),
         row_max: In::f32(saved.row_max.cuda(op)?),
-        row_sum: In::f32(saved.row_sum.cuda(op)?),
+        row_sum: In::f32(saved.row_sum.as_ref().map(|sums| sums.cuda(op)).transpose()?),
         rows: Out::row(&rows),
         count: count as u64,
         queries: p.queries as u32,
         heads: p.heads as u32,
         head_dim: p.head_dim as u32,
     };
-    let grid =
-        Grid { blocks: gpu.blocks(count as u64, (THREADS / 32).into(), 16), threads: THREADS, shared: 0 };
+    let grid = Grid { blocks: gpu.blocks(count as u64, THREADS.into(), 16), threads: THREADS, shared: 0 };
     // SAFETY: shapes and types are checked by `ops::attention_backward`, and that sizes fit 32 bits by `Sizes::new`;
     // four f32 for each row.
     unsafe { kernel.launch(gpu, grid, &args) }?;
@@ -126,6 +149,8 @@ pub(super) struct Sizes {
     tiles: [u32; 2],
     /// queries, keys, heads, groups, head_dim
     numbers: [u32; 5],
+    /// The elements from one token to the next: of queries, and of keys and values.
+    pitches: [u32; 2],
     /// The number of keys that a query sees to the left and to the right of its own.
     window: [u32; 2],
     bottom_right: i32,
@@ -208,10 +233,11 @@ const F16: [&Kernels; 2] = [
 ];
 
 impl Path {
-    fn new(dtype: DType, head_dim: usize) -> Self {
+    /// The kernels of the tensor cores need heads that are aligned; the others read element by element.
+    fn new(dtype: DType, head_dim: usize, is_aligned: bool) -> Self {
         let [narrow, wide] = match dtype {
-            DType::BF16 => BF16,
-            DType::F16 => F16,
+            DType::BF16 if is_aligned => BF16,
+            DType::F16 if is_aligned => F16,
             _ => return Self::Plain(dtype_number(dtype)),
         };
         match head_dim {
@@ -246,14 +272,15 @@ impl Sizes {
     /// Sizes that the kernels count in 32 bits.
     pub(super) fn new(
         op: &'static str,
-        q: &Tensor,
-        k: &Tensor,
+        heads: [Heads<'_>; 3],
         sequences: &Sequences,
         p: &Problem<'_>,
     ) -> Result<Self> {
-        let number = |size: usize, tensor: &Tensor| {
+        let [q, k, _] = heads;
+        let number = |size: usize, tensor: Heads<'_>| {
             // The extents of an empty tensor decide nothing.
-            let size = if tensor.numel() == 0 { size.min(i32::MAX as usize) } else { size };
+            let is_empty = tensor.shape().numel() == 0;
+            let size = if is_empty { size.min(i32::MAX as usize) } else { size };
             // Half the range: the kernels look a tile beyond the end.
             i32::try_from(size).map(i32::unsigned_abs).map_err(|_| Error::Shape {
                 op,
@@ -262,17 +289,18 @@ impl Sizes {
             })
         };
         // A kernel that owns keys goes over all heads of a group, also where these have no queries.
-        let (queries, heads) = if q.numel() == 0 { (0, p.groups) } else { (p.queries, p.heads) };
+        let (queries, of_q) = if q.shape().numel() == 0 { (0, p.groups) } else { (p.queries, p.heads) };
         let numbers = [
             number(queries, q)?,
             number(p.keys, k)?,
-            number(heads, q)?,
+            number(of_q, q)?,
             number(p.groups, k)?,
             number(p.head_dim, q)?,
         ];
-        let path = Path::new(q.dtype(), p.head_dim);
+        let dtype = q.tensor().dtype();
+        let path = Path::new(dtype, p.head_dim, heads.into_iter().all(is_aligned));
         let parts = match path {
-            Path::Plain(_) if q.dtype().is_float() => (p.head_dim as u64).div_ceil(PART),
+            Path::Plain(_) if dtype.is_float() => (p.head_dim as u64).div_ceil(PART),
             // The kernels of FP8 codes compute whole rows, too.
             Path::Matrices(_) | Path::Plain(_) => 1,
         };
@@ -295,6 +323,7 @@ impl Sizes {
             // At most the sizes above, or a table's, which are at most as many.
             tiles: tiles.map(|tiles| tiles as u32),
             numbers,
+            pitches: [number(q.pitch(), q)?, number(k.pitch(), k)?],
             window: p.window.map(reach),
             bottom_right: i32::from(p.diagonal == Diagonal::BottomRight),
             scale: p.scale,
@@ -304,14 +333,21 @@ impl Sizes {
         })
     }
 
-    /// The parameters that all kernels end with.
+    /// The parameters that all kernels end with. `result_pitch` is that of what the kernel writes.
     pub(super) fn call(
         &self,
         gpu: &Gpu,
         op: &'static str,
         sequences: &Sequences,
         owner: Owner,
+        result_pitch: usize,
     ) -> Result<CallParameters> {
+        let result_pitch = i32::try_from(result_pitch).map_err(|_| Error::Option {
+            op,
+            option: "features of a token",
+            value: result_pitch.to_string(),
+            remedy: format!("a GPU's attention takes up to {}", i32::MAX),
+        })?;
         let address = |tensor: Option<&Tensor>| -> Result<In<i32>> {
             Ok(In::i32(tensor.map(|tensor| tensor.cuda(op)).transpose()?))
         };
@@ -330,6 +366,9 @@ impl Sizes {
             heads,
             groups,
             head_dim,
+            q_pitch: self.pitches[0],
+            k_pitch: self.pitches[1],
+            result_pitch: result_pitch.unsigned_abs(),
             left,
             right,
             bottom_right: self.bottom_right,
@@ -338,9 +377,9 @@ impl Sizes {
     }
 }
 
-/// One forward launch: q, k and v, the results, the mask where probabilities are dropped, and the call.
+/// One forward launch: the addresses of q, k and v, the results, the mask where probabilities are dropped, and the call.
 struct Forward<'a> {
-    inputs: [&'a Buffer; 3],
+    inputs: [u64; 3],
     o: &'a Buffer,
     row_max: Out<f32>,
     row_sum: Out<f32>,
@@ -387,18 +426,18 @@ impl Forward<'_> {
     }
 }
 
-/// One backward launch: q, k, v and dy, the numbers of rows, the results (dq, or dk and dv), the mask where probabilities
+/// One backward launch: the addresses of q, k, v and dy, the numbers of rows, the addresses of the results (dq, or dk and dv), the mask where probabilities
 /// were dropped, and the call.
-struct Backward<'a> {
-    inputs: [&'a Buffer; 4],
+struct Backward {
+    inputs: [u64; 4],
     row_numbers: In<kernels::Row>,
-    first: &'a Buffer,
-    second: Option<&'a Buffer>,
+    first: u64,
+    second: u64,
     dropout: Option<DropoutOnParameters>,
     call: CallParameters,
 }
 
-impl Backward<'_> {
+impl Backward {
     /// # Safety
     /// The tensors have the call's extents and the path's type, `second` stands where the owner is keys; there are as many
     /// blocks as the kernel takes.

@@ -19,8 +19,8 @@ signatures! {
 
     group CallParameters {
         query_lengths: In<i32>, key_lengths: In<i32>, tile_table: In<i32>, fault: Out<i64>, tiles: u32,
-        queries: u32, keys: u32, heads: u32, groups: u32, head_dim: u32, left: u32, right: u32, bottom_right: i32,
-        scale: f32, }
+        queries: u32, keys: u32, heads: u32, groups: u32, head_dim: u32, q_pitch: u32, k_pitch: u32,
+        result_pitch: u32, left: u32, right: u32, bottom_right: i32, scale: f32, }
 
     group DropoutOnParameters {
         dropout_key: In<DropoutKey>, dropout_first: u64, dropout_threshold: u32, dropout_factor: f32,
@@ -182,11 +182,6 @@ signatures! {
     ATTENTION_FP8_BACKWARD_Q_E4M3_64 = AttentionFp8BackwardQ "attention_fp8_backward_q_e4m3_64",
     ATTENTION_FP8_BACKWARD_Q_E4M3_128 = AttentionFp8BackwardQ "attention_fp8_backward_q_e4m3_128";
 
-    kernel AttentionBackwardRows {
-        dy: In<Void>, o: In<Void>, dtype: i32, row_max: In<f32>, row_sum: In<f32>, rows: Out<Row>, count: u64,
-        queries: u32, heads: u32, head_dim: u32, }
-    ATTENTION_BACKWARD_ROWS = AttentionPlain "attention_backward_rows";
-
     kernel AttentionPlain {
         q: In<Void>, k: In<Void>, v: In<Void>, o: Out<Void>, dtype: i32, row_max: Out<f32>, row_sum: Out<f32>,
         call: CallParameters, }
@@ -197,6 +192,15 @@ signatures! {
         d_second: Out<Void>, call: CallParameters, }
     ATTENTION_PLAIN_BACKWARD_Q = AttentionPlain "attention_plain_backward_q",
     ATTENTION_PLAIN_BACKWARD_KV = AttentionPlain "attention_plain_backward_kv";
+
+    kernel AttentionBackwardRows {
+        dy: In<Void>, o: In<Void>, dtype: i32, row_max: In<f32>, row_sum: In<f32>, rows: Out<Row>, count: u64,
+        queries: u32, heads: u32, head_dim: u32, }
+    ATTENTION_BACKWARD_ROWS = AttentionRows "attention_backward_rows";
+
+    kernel AttentionLogSumExp {
+        row_max: In<f32>, row_sum: In<f32>, out: Out<f32>, count: u64, }
+    ATTENTION_LOG_SUM_EXP = AttentionRows "attention_log_sum_exp";
 
     kernel Cast {
         x: In<Void>, y: Out<Void>, n: u64, from: i32, to: i32, }
@@ -319,7 +323,7 @@ signatures! {
 
     kernel KvCacheAppend {
         cache: Out<Void>, values: In<Void>, starts: In<i32>, lengths: In<i32>, batch: u64, capacity: u64,
-        seq: u64, width: u64, unit: i32, fault: Out<i64>, }
+        seq: u64, width: u64, pitch: u64, unit: i32, fault: Out<i64>, }
     KV_CACHE_APPEND = KvCache "kv_cache_append";
 
     kernel LossScaleMultiply {
@@ -474,7 +478,7 @@ signatures! {
 
     kernel Rope {
         x: In<Void>, y: Out<Void>, cos: In<f32>, sin: In<f32>, positions: In<i32>, rows: u64, sequence: u64,
-        heads: u64, half: u64, start: u64, limit: u64, dtype: i32, direction: f32, fault: Out<i64>, }
+        heads: u64, half: u64, pitch: u64, start: u64, limit: u64, dtype: i32, direction: f32, fault: Out<i64>, }
     ROPE = Rope "rope";
 
     kernel SampleLargest {

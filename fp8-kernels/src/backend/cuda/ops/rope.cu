@@ -1,13 +1,14 @@
 // Rotary position embedding: src/backend/cpu/rope.rs. The gradient turns the other way: `direction` is 1 or -1.
 //
-// x and y are [rows = batch · sequence · heads, 2 · half], cosines and sines [positions, half] in f32. A thread turns
+// x and y are [batch · sequence, pitch], of which the first `heads` heads of 2 · half elements are turned, `rows` of them in all;
+// cosines and sines are [positions, half] in f32. x and y may be the same memory. A thread turns
 // eight pairs at a time, one where half is not a multiple of eight. A token's position is given, or counted from `start` on in
 // each sequence; one outside the table is reported and taken for 0. Heads of a token lie next to each other and share
 // a row of the table, which the first of them brings into the cache.
 
 extern "C" __global__ void __launch_bounds__(256)
     rope(const void* x, void* y, const float* cos, const float* sin, const int* positions, u64 rows, u64 sequence,
-         u64 heads, u64 half, u64 start, u64 limit, int dtype, float direction, i64* fault) {
+         u64 heads, u64 half, u64 pitch, u64 start, u64 limit, int dtype, float direction, i64* fault) {
     int wide = half % 8 == 0 ? 8 : 1;
     u64 pieces = wide == 8 ? half / 8 : half;
     for (u64 item = grid_thread(); item < rows * pieces; item += grid_threads()) {
@@ -21,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(256)
             position = valid ? (u64)given : 0;
         }
         u64 at = position * half + j;
-        u64 first = row * half * 2 + j, second = first + half;
+        u64 first = token * pitch + (row - token * heads) * half * 2 + j, second = first + half;
         if (wide == 8) {
-            Raw8 raw_1 = raw8(x, dtype, first), raw_2 = raw8(x, dtype, second);
+            Raw8 raw_1 = raw8_cached(x, dtype, first), raw_2 = raw8_cached(x, dtype, second);
             float x_1[8], x_2[8], c[8], s[8];
             widen8(c, raw8_cached(cos, F32, at), F32);
             widen8(s, raw8_cached(sin, F32, at), F32);

@@ -22,7 +22,7 @@ const PRELUDE: &str = concat!(
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 17] = [
+const HEADERS: [(&str, &str); 20] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("activation_tiles.cuh", include_str!("activation_tiles.cuh")),
     ("adamw.cuh", include_str!("adamw.cuh")),
@@ -35,7 +35,10 @@ const HEADERS: [(&str, &str); 17] = [
     ("whole_blocks.cuh", include_str!("whole_blocks.cuh")),
     ("whole_tiles.cuh", include_str!("whole_tiles.cuh")),
     ("attention_dropout.cuh", include_str!("attention/attention_dropout.cuh")),
+    ("attention_forward_loop.cuh", include_str!("attention/attention_forward_loop.cuh")),
+    ("attention_backward_loop.cuh", include_str!("attention/attention_backward_loop.cuh")),
     ("attention_forward.cuh", include_str!("attention/attention_forward.cuh")),
+    ("attention_rows.cuh", include_str!("attention/attention_rows.cuh")),
     ("attention_plain.cuh", include_str!("attention/attention_plain.cuh")),
     ("attention_backward.cuh", include_str!("attention/attention_backward.cuh")),
     ("attention_fp8.cuh", include_str!("attention/attention_fp8.cuh")),
@@ -120,7 +123,8 @@ sources![
     (AttentionFp8, "attention_fp8"),
     (AttentionFp8BackwardKv, "attention_fp8_backward_kv"),
     (AttentionFp8BackwardQ, "attention_fp8_backward_q"),
-    (AttentionPlain, "attention_plain");
+    (AttentionPlain, "attention_plain"),
+    (AttentionRows, "attention_rows");
 ];
 
 impl KernelFile for Source {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 /// The most parameters a kernel here has.
-pub(super) const MAX_PARAMETERS: usize = 32;
+pub(super) const MAX_PARAMETERS: usize = 36;
 
 /// The address of a `const T*`, or null.
 #[repr(transparent)]

@@ -1,6 +1,7 @@
 #include "dropout.cuh"
 #include "attention.cuh"
 #include "attention_dropout.cuh"
+#include "attention_forward_loop.cuh"
 #include "attention_forward.cuh"
 // Attention with the tensor cores, for 16-bit elements and head sizes up to 128 that are multiples of eight; anything else
 // is attention_plain.cu's.

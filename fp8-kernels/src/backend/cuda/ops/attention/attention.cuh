@@ -20,8 +20,10 @@ __device__ __forceinline__ float exp2_approx(float v) {
 }
 
 // Sizes of one call. A query sees keys up to `left` before and `right` behind the one that it stands at; UNLIMITED: all.
+// Pitches are the elements from one token to the next: of queries, of keys and values, and of the results. They are more
+// than a token's heads have where the heads of others lie between, as in the output of one projection of all three.
 struct Call {
-    u32 tiles, queries, keys, heads, groups, head_dim, left, right;
+    u32 tiles, queries, keys, heads, groups, head_dim, q_pitch, k_pitch, result_pitch, left, right;
     int bottom_right;
     float scale;
 };
@@ -30,9 +32,10 @@ struct Call {
 
 #define CALL_PARAMETERS                                                                                            \
     const int *__restrict__ query_lengths, const int *__restrict__ key_lengths, const int *__restrict__ tile_table, \
-        i64 *fault, u32 tiles, u32 queries, u32 keys, u32 heads, u32 groups, u32 head_dim, u32 left, u32 right,    \
-        int bottom_right, float scale
-#define CALL_OF_PARAMETERS {tiles, queries, keys, heads, groups, head_dim, left, right, bottom_right, scale}
+        i64 *fault, u32 tiles, u32 queries, u32 keys, u32 heads, u32 groups, u32 head_dim, u32 q_pitch,            \
+        u32 k_pitch, u32 result_pitch, u32 left, u32 right, int bottom_right, float scale
+#define CALL_OF_PARAMETERS \
+    {tiles, queries, keys, heads, groups, head_dim, q_pitch, k_pitch, result_pitch, left, right, bottom_right, scale}
 #define SEQUENCES query_lengths, key_lengths, tile_table, fault
 #define SEQUENCE_PARAMETERS const int *query_lengths, const int *key_lengths, const int *tile_table, i64 *fault
 enum { FAULT_FORWARD_KEYS = 5, FAULT_BACKWARD_KEYS = 6, FAULT_FORWARD_QUERIES = 9, FAULT_BACKWARD_QUERIES = 10 };
@@ -43,6 +46,18 @@ __device__ __forceinline__ u32 length_of(const int* lengths, u32 most, i64* faul
     if ((u32)length <= most) return (u32)length;
     if (reports && threadIdx.x == 0) report_fault(fault, code, length, batch, (u64)most + 1);
     return length < 0 ? 0 : most;
+}
+
+// Of a row of scores: what turns them into probabilities again, p = exp(score - origin) · inverse, and the mean of dp. By
+// attention_backward_rows or attention_fp8_rows.
+struct __align__(16) Row {
+    float origin, inverse, mean, origin_log2;
+};
+
+// Where there is no query, probabilities are 0.
+__device__ __forceinline__ Row load_row(const Row* rows, u32 query, u32 queries) {
+    float4 row = query < queries ? *(const float4*)(rows + query) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return {row.x, row.y, row.z, row.w};
 }
 
 // What a block owns: rows from `first` to `end`, and the sequence that they belong to. Rows of the sequence beyond `end` are
@@ -100,9 +115,9 @@ struct Block {
     __device__ __forceinline__ u32 begin() const { return spans[0].begin; }
     __device__ __forceinline__ u32 end() const { return spans[ROWS - 1].end; }
 
-    // Where the owner's elements begin in a tensor of `rows` rows and `owners` heads or groups.
-    __device__ __forceinline__ u64 elements(u32 rows, u32 owners, u32 head_dim) const {
-        return ((u64)tile.batch * rows * owners + owner) * head_dim;
+    // Where the owner's elements begin, in a tensor of `rows` tokens a batch entry that are `pitch` elements apart.
+    __device__ __forceinline__ u64 elements(u32 rows, u32 pitch, u32 head_dim) const {
+        return (u64)tile.batch * rows * pitch + owner * head_dim;
     }
 };
 
@@ -216,13 +231,17 @@ __device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
 
 // Rows `first` … of a matrix whose rows are `stride` elements apart; zeros from row `limit` and column `head_dim` on.
 template <int D, int COUNT>
-__device__ __forceinline__ void load_tile(u32 tile, const u16* from, u64 stride, u32 first, u32 limit, u32 head_dim) {
-    constexpr int CHUNKS = D / 8;
+__device__ __forceinline__ void load_tile(u32 tile, const u16* from, u32 stride, u32 first, u32 limit, u32 head_dim) {
+    constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;
+    // A thread copies one chunk of several rows.
+    const int chunk = threadIdx.x % CHUNKS, is_real = 8 * chunk < head_dim;
+    const u16* column = is_real ? from + 8 * chunk : from;
+    const u32 end = is_real ? limit : 0;
 #pragma unroll
-    for (int i = 0; i < COUNT * CHUNKS / THREADS; i++) {
-        const int row = (threadIdx.x + i * THREADS) / CHUNKS, chunk = (threadIdx.x + i * THREADS) % CHUNKS;
-        const int there = first + row < limit && 8 * chunk < head_dim;
-        copy16(place<D>(tile, row, chunk), there ? from + (first + row) * stride + 8 * chunk : from, there ? 16 : 0);
+    for (int i = 0; i < COUNT / AT_ONCE; i++) {
+        const u32 row = threadIdx.x / CHUNKS + i * AT_ONCE;
+        const int there = first + row < end;
+        copy16(place<D>(tile, row, chunk), column + (u64)(there ? first + row : 0) * stride, there ? 16 : 0);
     }
 }
 
@@ -270,7 +289,7 @@ __device__ __forceinline__ void add_product(float (&c)[D / 8][4], const u32 w[4]
 
 // A warp's 16 rows from `row` on, as far as there are; times a factor for each of a lane's two rows.
 template <int DTYPE, int D>
-__device__ __forceinline__ void store_rows(u16* to, u64 stride, u32 row, u32 limit, u32 head_dim,
+__device__ __forceinline__ void store_rows(u16* to, u32 stride, u32 row, u32 limit, u32 head_dim,
                                            const float (&c)[D / 8][4], float factor0, float factor1) {
     const int lane = threadIdx.x % WARP;
     const u32 rows[2] = {row + lane / 4, row + lane / 4 + 8};
@@ -278,7 +297,7 @@ __device__ __forceinline__ void store_rows(u16* to, u64 stride, u32 row, u32 lim
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         if (rows[half] >= limit) continue;
-        u16* line = to + rows[half] * stride + lane % 4 * 2;
+        u16* line = to + (u64)rows[half] * stride + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             u32 pair = narrow<DTYPE>(c[n][2 * half] * factors[half], c[n][2 * half + 1] * factors[half]);
@@ -286,3 +305,21 @@ __device__ __forceinline__ void store_rows(u16* to, u64 stride, u32 row, u32 lim
         }
     }
 }
+
+// How the loops of forward and backward load and multiply tiles of 16-bit elements.
+template <int DTYPE, int D>
+struct Halves {
+    typedef u16 Element;
+    // Columns of a tile that one product of scores goes along.
+    static constexpr int INNER = 16;
+
+    template <int COUNT>
+    static __device__ __forceinline__ void load(u32 tile, const u16* from, u32 stride, u32 first, u32 limit, u32 head_dim) {
+        load_tile<D, COUNT>(tile, from, stride, first, limit, head_dim);
+    }
+    static __device__ __forceinline__ void left(u32 m[4], u32 tile, int row, int step) { load_left<D>(m, tile, row, step); }
+    static __device__ __forceinline__ void right(u32 m[4], u32 tile, int row, int step) { load_right<D>(m, tile, row, step); }
+    static __device__ __forceinline__ void multiply_scores(float c[4], const u32 a[4], u32 b0, u32 b1) {
+        multiply<DTYPE>(c, a, b0, b1);
+    }
+};

@@ -1,6 +1,7 @@
 #include "dropout.cuh"
 #include "attention.cuh"
 #include "attention_dropout.cuh"
+#include "attention_backward_loop.cuh"
 #include "attention_backward.cuh"
 // Backward of attention.cu for dk and dv: a block owns 64 keys of a group.
 

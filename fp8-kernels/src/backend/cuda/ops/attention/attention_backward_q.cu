@@ -1,6 +1,7 @@
 #include "dropout.cuh"
 #include "attention.cuh"
 #include "attention_dropout.cuh"
+#include "attention_backward_loop.cuh"
 #include "attention_backward.cuh"
 // Backward of attention.cu for dq: a block owns 64 queries of a head.
 

@@ -1,6 +1,7 @@
 #include "dropout.cuh"
 #include "attention.cuh"
 #include "attention_dropout.cuh"
+#include "attention_forward_loop.cuh"
 #include "attention_forward.cuh"
 // attention.cu with dropout of the probabilities.
 

@@ -9,11 +9,20 @@ struct NoDropout {
     static constexpr int ON = 0;
 };
 
+__device__ __forceinline__ int drops(const NoDropout&) { return 0; }
+
 struct Dropout {
     static constexpr int ON = 1;
     Mask mask;
     u32 first_head, heads;
 };
+
+__device__ __forceinline__ int drops(const Dropout&) { return 1; }
+
+// For kernels that serve calls with and without dropout: the latter have no key.
+struct OptionalDropout : Dropout {};
+
+__device__ __forceinline__ int drops(const OptionalDropout& dropout) { return dropout.mask.key != 0; }
 
 #define DROPOUT_ON_PARAMETERS                                                                              \
     const DropoutKey *dropout_key, u64 dropout_first, u32 dropout_threshold, float dropout_factor,         \

@@ -1,6 +1,7 @@
 #include "dropout.cuh"
 #include "attention.cuh"
 #include "attention_dropout.cuh"
+#include "attention_backward_loop.cuh"
 #include "attention_backward.cuh"
 // attention_backward_q.cu with dropout of the probabilities.
 

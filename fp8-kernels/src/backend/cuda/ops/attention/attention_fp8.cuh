@@ -8,20 +8,6 @@
 // ldmatrix.trans of byte pairs gives up to one byte permutation. Of its 16 columns one product computes the even ones and one
 // the odd ones, so that a lane ends with four neighbours: 4t … 4t + 3.
 
-// One kernel serves calls with and without dropout: the latter have no key.
-__device__ __forceinline__ int drops(const Dropout& dropout) { return dropout.mask.key != 0; }
-
-// Of a row of scores, by attention_fp8_rows.
-struct __align__(16) Row {
-    float origin, inverse, mean, origin_log2;
-};
-
-// Where there is no query, probabilities are 0.
-__device__ __forceinline__ Row load_row(const Row* rows, u32 query, u32 queries) {
-    float4 row = query < queries ? *(const float4*)(rows + query) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    return {row.x, row.y, row.z, row.w};
-}
-
 // c += a · b for 16 rows of 32 codes and 8 columns.
 template <int LEFT, int RIGHT>
 __device__ __forceinline__ void multiply_codes(float c[4], const u32 a[4], u32 b0, u32 b1) {
@@ -108,13 +94,17 @@ __device__ __forceinline__ u32 place_codes(u32 tile, int row, int chunk) {
 
 // Rows `first` … of a matrix whose rows are `stride` codes apart; zeros from row `limit` and column `head_dim` on.
 template <int D, int COUNT>
-__device__ __forceinline__ void load_codes(u32 tile, const u8* from, u64 stride, u32 first, u32 limit, u32 head_dim) {
-    constexpr int CHUNKS = D / 16;
+__device__ __forceinline__ void load_codes(u32 tile, const u8* from, u32 stride, u32 first, u32 limit, u32 head_dim) {
+    constexpr int CHUNKS = D / 16, AT_ONCE = THREADS / CHUNKS;
+    // A thread copies one chunk of several rows.
+    const int chunk = threadIdx.x % CHUNKS, is_real = 16 * chunk < head_dim;
+    const u8* column = is_real ? from + 16 * chunk : from;
+    const u32 end = is_real ? limit : 0;
 #pragma unroll
-    for (int i = 0; i < COUNT * CHUNKS / THREADS; i++) {
-        const int row = (threadIdx.x + i * THREADS) / CHUNKS, chunk = (threadIdx.x + i * THREADS) % CHUNKS;
-        const int there = first + row < limit && 16 * chunk < head_dim;
-        copy16(place_codes<D>(tile, row, chunk), there ? from + (first + row) * stride + 16 * chunk : from, there ? 16 : 0);
+    for (int i = 0; i < COUNT / AT_ONCE; i++) {
+        const u32 row = threadIdx.x / CHUNKS + i * AT_ONCE;
+        const int there = first + row < end;
+        copy16(place_codes<D>(tile, row, chunk), column + (u64)(there ? first + row : 0) * stride, there ? 16 : 0);
     }
 }
 
@@ -149,14 +139,14 @@ __device__ __forceinline__ void add_product_of_codes(float (&c)[D / 8][4], const
 // A warp's 16 rows from `row` on, as far as there are, of sums in the order of add_product_of_codes; times a factor for each
 // of a lane's two rows, then one for all.
 template <int D>
-__device__ __forceinline__ void store_sums(void* to, int dtype, u64 start, u64 stride, u32 row, u32 limit, u32 head_dim,
+__device__ __forceinline__ void store_sums(void* to, int dtype, u64 start, u32 stride, u32 row, u32 limit, u32 head_dim,
                                            const float (&c)[D / 8][4], const float (&factors)[2], float factor) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u32 own = row + lane / 4 + 8 * half;
         if (own >= limit) continue;
-        const u64 line = start + own * stride + lane % 4 * 4;
+        const u64 line = start + (u64)own * stride + lane % 4 * 4;
 #pragma unroll
         for (int n = 0; n < D / 16; n++) {
             if (16 * n >= head_dim) break;
@@ -173,3 +163,23 @@ __device__ __forceinline__ void store_sums(void* to, int dtype, u64 start, u64 s
         }
     }
 }
+
+// How the loops of forward and backward load and multiply tiles of codes.
+template <int D>
+struct FP8Codes {
+    typedef u8 Element;
+    static constexpr int INNER = 32;
+
+    template <int COUNT>
+    static __device__ __forceinline__ void load(u32 tile, const u8* from, u32 stride, u32 first, u32 limit, u32 head_dim) {
+        load_codes<D, COUNT>(tile, from, stride, first, limit, head_dim);
+    }
+    static __device__ __forceinline__ void left(u32 m[4], u32 tile, int row, int step) { load_left_codes<D>(m, tile, row, step); }
+    static __device__ __forceinline__ void right(u32 m[4], u32 tile, int row, int step) { load_right_codes<D>(m, tile, row, step); }
+    static __device__ __forceinline__ void multiply_scores(float c[4], const u32 a[4], u32 b0, u32 b1) {
+        multiply_codes<E4M3, E4M3>(c, a, b0, b1);
+    }
+};
+
+#define OPTIONAL_DROPOUT \
+    OptionalDropout { DROPOUT_ON_VALUE }

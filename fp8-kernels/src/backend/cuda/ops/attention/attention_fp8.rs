@@ -3,10 +3,11 @@
 //! Head sizes up to 128 that are multiples of 16 go through the tensor cores' FP8 products. Anything else is dequantized to
 //! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
 
-use super::{Owner, Sizes, attention, attention_backward};
+use super::grads::{Grads, Which};
+use super::{Owner, Sizes, address, attention, attention_backward, is_aligned};
 use crate::backend::cuda::ops::dropout::Mask;
 use crate::backend::cuda::ops::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
-use crate::ops::{self, AttentionSaved, Problem, Sequences, TILE};
+use crate::ops::{self, AttentionGrads, AttentionSaved, BackwardCall, Call, Heads, Problem, TILE};
 use crate::{DType, Encoding, Fp8Tensor, Result, Shape, Tensor};
 
 /// Threads of a block.
@@ -18,21 +19,19 @@ const ROW: usize = 4;
 
 pub(crate) fn attention_fp8(
     gpu: &Gpu,
-    tensors: [&Fp8Tensor; 3],
+    call: &Call<'_, Fp8Tensor>,
     dtype: DType,
-    sequences: &Sequences,
-    p: &Problem<'_>,
 ) -> Result<(Tensor, AttentionSaved)> {
-    let op = "attention_fp8";
-    let Some(kernels) = Kernels::new(p.head_dim) else {
-        let [q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
-        let (o, saved) = attention(gpu, &q?, &k?, &v?, sequences, p)?;
+    let (op, p, sequences) = ("attention_fp8", &call.problem, call.sequences);
+    let (q, k, v) = (Operand::new(op, call.q)?, Operand::new(op, call.k)?, Operand::new(op, call.v)?);
+    let heads = [q.codes, k.codes, v.codes];
+    let Some(kernels) = Kernels::new(p.head_dim, heads) else {
+        let (o, saved) = attention(gpu, &call.of(&call.values()?))?;
         return Ok((ops::cast(&o, dtype)?, saved));
     };
-    let [q, k, v] = tensors.map(|x| Operand::new(op, x));
-    let (q, k, v) = (q?, k?, v?);
-    let sizes = Sizes::new(op, q.codes, k.codes, sequences, p)?;
-    let o = gpu.alloc(dtype, q.codes.numel())?;
+    let sizes = Sizes::new(op, heads, sequences, p)?;
+    let (shape, device) = (*call.q.shape(), call.q.tensor().device());
+    let o = gpu.alloc(dtype, shape.numel())?;
     let rows = Shape::from([p.batch, p.heads, p.queries]);
     let (row_max, row_sum) = (gpu.alloc(DType::F32, rows.numel())?, gpu.alloc(DType::F32, rows.numel())?);
     let grid = Grid::new(op, sizes.query_blocks, THREADS)?.with_shared(kernels.forward_shared());
@@ -50,46 +49,44 @@ pub(crate) fn attention_fp8(
         row_max: Out::f32(&row_max),
         row_sum: Out::f32(&row_sum),
         dropout_on: Mask::optional(mask.as_ref(), p.mask_heads),
-        call: sizes.call(gpu, op, sequences, Owner::Queries)?,
+        call: sizes.call(gpu, op, sequences, Owner::Queries, p.heads * p.head_dim)?,
     };
-    // SAFETY: shapes and formats are checked by `ops::attention_fp8`, head_dim is a multiple of 16 up to the
+    // SAFETY: shapes and formats are checked by `ops::attention_fp8`, and that heads end within their tokens by
+    // `ops::Heads`; they are aligned, head_dim is a multiple of 16 up to the
     // kernel's, the outputs were made above; a block for each tile of queries and head.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     let saved = AttentionSaved {
-        row_max: Tensor::from_cuda(row_max, rows, q.codes.device()),
-        row_sum: Tensor::from_cuda(row_sum, rows, q.codes.device()),
+        row_max: Tensor::from_cuda(row_max, rows, device),
+        row_sum: Some(Tensor::from_cuda(row_sum, rows, device)),
     };
-    Ok((Tensor::from_cuda(o, *q.codes.shape(), q.codes.device()), saved))
+    Ok((Tensor::from_cuda(o, shape, device), saved))
 }
 
 pub(crate) fn attention_fp8_backward(
     gpu: &Gpu,
-    tensors: [&Fp8Tensor; 4],
-    o: &Tensor,
-    saved: &AttentionSaved,
-    sequences: &Sequences,
-    p: &Problem<'_>,
-) -> Result<(Tensor, Tensor, Tensor)> {
+    call: &BackwardCall<'_, Fp8Tensor>,
+) -> Result<AttentionGrads> {
     let op = "attention_fp8_backward";
-    let dtype = o.dtype();
-    let Some(kernels) = Kernels::new(p.head_dim) else {
-        let [dy, q, k, v] = tensors.map(|x| x.dequantize(DType::F32));
-        let tensors = [&dy?, &q?, &k?, &v?, &ops::cast(o, DType::F32)?];
-        let (dq, dk, dv) = attention_backward(gpu, tensors, saved, sequences, p)?;
-        let cast = |x: &Tensor| ops::cast(x, dtype);
-        return Ok((cast(&dq)?, cast(&dk)?, cast(&dv)?));
+    let &BackwardCall { ref forward, dy, o, saved, layout } = call;
+    let (p, sequences, dtype) = (&forward.problem, forward.sequences, o.dtype());
+    let (q, k, v) =
+        (Operand::new(op, forward.q)?, Operand::new(op, forward.k)?, Operand::new(op, forward.v)?);
+    let heads = [q.codes, k.codes, v.codes];
+    let Some(kernels) = Kernels::new(p.head_dim, heads) else {
+        let (values, dy, o) = (forward.values()?, dy.dequantize(DType::F32)?, ops::cast(o, DType::F32)?);
+        let forward = forward.of(&values);
+        let grads = attention_backward(gpu, &BackwardCall { forward, dy: &dy, o: &o, saved, layout })?;
+        return grads.map(|x| ops::cast(x, dtype));
     };
-    let [dy, q, k, v] = tensors.map(|x| Operand::new(op, x));
-    let (dy, q, k, v) = (dy?, q?, k?, v?);
-    let sizes = Sizes::new(op, q.codes, k.codes, sequences, p)?;
-    let [dq, dk, dv] = [&q, &k, &v].map(|x| gpu.alloc(dtype, x.codes.numel()));
-    let (dq, dk, dv) = (dq?, dk?, dv?);
+    let dy = Operand::new(op, dy.into())?;
+    let sizes = Sizes::new(op, heads, sequences, p)?;
+    let grads = Grads::new(gpu, dtype, layout, p)?;
     let rows = rows(gpu, op, &dy, o, saved, p)?;
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let grad = kernels.of(dy.encoding);
     let launches = [
-        (Owner::Queries, grad.q, &dq, None, sizes.query_blocks),
-        (Owner::Keys, grad.kv, &dk, Some(&dv), sizes.key_blocks),
+        (Owner::Queries, grad.q, Which::Q, None, sizes.query_blocks),
+        (Owner::Keys, grad.kv, Which::K, Some(Which::V), sizes.key_blocks),
     ];
     for (owner, kernel, first, second, blocks) in launches {
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(kernels.backward_shared());
@@ -104,20 +101,19 @@ pub(crate) fn attention_fp8_backward(
             v_scale_inv: v.scale_inv(op)?,
             dy_scale_inv: dy.scale_inv(op)?,
             row_numbers: In::row(&rows),
-            d_first: Out::void(first),
-            d_second: Out::void(second),
+            d_first: Out::void(grads.address(first)),
+            d_second: Out::void(second.map_or(0, |which| grads.address(which))),
             dtype: dtype_number(dtype),
             dropout_on: Mask::optional(mask.as_ref(), p.mask_heads),
-            call: sizes.call(gpu, op, sequences, owner)?,
+            call: sizes.call(gpu, op, sequences, owner, grads.pitch(first))?,
         };
-        // SAFETY: shapes and formats are checked by `ops::attention_fp8_backward`, head_dim is a multiple of 16 up to
+        // SAFETY: shapes and formats are checked by `ops::attention_fp8_backward`, and that heads end within their tokens by
+        // `ops::Heads`; they are aligned, head_dim is a multiple of 16 up to
         // the kernel's; d_first is dq, or dk beside dv, made above; four f32 for each row; a block for each tile of
         // queries and head, or of keys and group.
         unsafe { kernel.launch(gpu, grid, &args) }?;
     }
-    let tensor =
-        |buffer, like: &Operand<'_>| Tensor::from_cuda(buffer, *like.codes.shape(), like.codes.device());
-    Ok((tensor(dq, &q), tensor(dk, &k), tensor(dv, &v)))
+    grads.finish(op, forward.q.tensor().device())
 }
 
 /// Computes the numbers that backward reads for each row of scores.
@@ -133,39 +129,39 @@ fn rows(
     let rows = gpu.alloc(DType::F32, ROW * count)?;
     let kernel = gpu.load(kernels::ATTENTION_FP8_ROWS)?;
     let args = kernels::AttentionFp8Rows {
-        dy: In::u8(dy.codes.cuda(op)?),
+        dy: dy.codes(op)?,
         format: format_number(dy.encoding),
         dy_scale_inv: In::f32(dy.scale_inv.cuda(op)?),
         o: In::void(o.cuda(op)?),
         dtype: dtype_number(o.dtype()),
         row_max: In::f32(saved.row_max.cuda(op)?),
-        row_sum: In::f32(saved.row_sum.cuda(op)?),
+        row_sum: In::f32(saved.row_sum.as_ref().map(|sums| sums.cuda(op)).transpose()?),
         rows: Out::row(&rows),
         count: count as u64,
         queries: p.queries as u32,
         heads: p.heads as u32,
         head_dim: p.head_dim as u32,
     };
-    let grid =
-        Grid { blocks: gpu.blocks(count as u64, (THREADS / 32).into(), 16), threads: THREADS, shared: 0 };
+    let grid = Grid { blocks: gpu.blocks(count as u64, THREADS.into(), 16), threads: THREADS, shared: 0 };
     // SAFETY: shapes and types are checked by `ops::attention_fp8_backward`, and that sizes fit 32 bits by
-    // `Sizes::new`; head_dim is even; four f32 for each row.
+    // `Sizes::new`; head_dim is a multiple of 16 up to 128; four f32 for each row.
     unsafe { kernel.launch(gpu, grid, &args) }?;
     Ok(rows)
 }
 
 /// One tensor as the kernels take it.
 struct Operand<'a> {
-    codes: &'a Tensor,
+    codes: Heads<'a>,
     scale_inv: &'a Tensor,
     encoding: Encoding,
 }
 
 impl<'a> Operand<'a> {
-    fn new(op: &'static str, x: &'a Fp8Tensor) -> Result<Self> {
+    fn new(op: &'static str, heads: Heads<'a, Fp8Tensor>) -> Result<Self> {
+        let x = heads.tensor();
         let (scale_inv, encoding) = (x.scale_inv(), x.encoding());
         match x.rowwise() {
-            Some(codes) => Ok(Self { codes, scale_inv, encoding }),
+            Some(codes) => Ok(Self { codes: heads.of(codes), scale_inv, encoding }),
             None => Err(crate::Error::Option {
                 op,
                 option: "codes",
@@ -176,7 +172,7 @@ impl<'a> Operand<'a> {
     }
 
     fn codes(&self, op: &'static str) -> Result<In<u8>> {
-        Ok(In::u8(self.codes.cuda(op)?))
+        Ok(In::u8(address(op, self.codes)?))
     }
 
     fn scale_inv(&self, op: &'static str) -> Result<In<f32>> {
@@ -227,8 +223,11 @@ const KERNELS: [&Kernels; 2] = [
 ];
 
 impl Kernels {
-    /// `None` for a head size that the tensor cores' kernels do not take.
-    fn new(head_dim: usize) -> Option<&'static Self> {
+    /// `None` for a head size that the tensor cores' kernels do not take, or heads that are not aligned.
+    fn new(head_dim: usize, heads: [Heads<'_>; 3]) -> Option<&'static Self> {
+        if !heads.into_iter().all(is_aligned) {
+            return None;
+        }
         match head_dim {
             16..=64 if head_dim.is_multiple_of(16) => Some(KERNELS[0]),
             65..=128 if head_dim.is_multiple_of(16) => Some(KERNELS[1]),

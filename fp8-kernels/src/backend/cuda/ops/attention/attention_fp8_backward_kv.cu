@@ -1,6 +1,7 @@
 #include "dropout.cuh"
 #include "attention.cuh"
 #include "attention_dropout.cuh"
+#include "attention_backward_loop.cuh"
 #include "attention_fp8.cuh"
 #include "attention_fp8_backward.cuh"
 // Backward of attention_fp8.cu for dk and dv: a block owns 64 keys of a group.

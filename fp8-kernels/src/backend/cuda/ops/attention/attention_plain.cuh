@@ -10,28 +10,25 @@
 #define PART 64
 #define PITCH 33
 
-// Of a row of scores: what turns them into probabilities again, p = exp(score - origin) · inverse, and the mean of dp.
-struct __align__(16) Row {
-    float origin, inverse, mean, origin_log2;
+// Rows of elements, `stride` apart; there are none from `limit` on.
+struct Matrix {
+    const void* elements;
+    u64 start;
+    u32 stride, limit;
 };
 
 struct Tiles {
     Block block;
+    // Of backward: q, dy, k and v. In shared memory, since registers are scarce.
+    Matrix sides[4];
     float left[ROWS][PITCH];
     float right[COLUMNS][PITCH];
     float weights[ROWS][PITCH];
     float values[COLUMNS][PART];
 };
 
-// Rows of elements, `stride` apart; there are none from `limit` on.
-struct Matrix {
-    const void* elements;
-    u64 start, stride;
-    u32 limit;
-};
-
 __device__ __forceinline__ float element(const Matrix& m, int dtype, u32 row, u32 column, u32 columns) {
-    return row < m.limit && column < columns ? load1(m.elements, dtype, m.start + row * m.stride + column) : 0.0f;
+    return row < m.limit && column < columns ? load1(m.elements, dtype, m.start + (u64)row * m.stride + column) : 0.0f;
 }
 
 // How many of `count` steps a warp takes: none where it has no row that is there.
@@ -164,8 +161,8 @@ __device__ __forceinline__ void forward_plain(Tiles& shared, const void* q, cons
     if (!start_block<0, 0>(shared.block, call, SEQUENCES, tiles - 1 - rest % tiles, rest / tiles, column == 0)) return;
     const Tile& own = shared.block.tile;
     const u32 batch = own.batch, first = own.first, head = shared.block.owner, group = head / (heads / groups);
-    const u64 q_stride = (u64)heads * head_dim, k_stride = (u64)groups * head_dim;
-    const u64 q_start = (u64)batch * queries * q_stride + (u64)head * head_dim;
+    const u32 q_stride = call.q_pitch, k_stride = call.k_pitch;
+    const u64 q_start = shared.block.elements(queries, call.q_pitch, head_dim);
     const u64 k_start = (u64)batch * keys * k_stride + (u64)group * head_dim;
     const Matrix q_rows = {q, q_start, q_stride, own.end}, k_rows = {k, k_start, k_stride, own.key_end};
     const Matrix v_rows = {v, k_start, k_stride, own.key_end};
@@ -232,7 +229,8 @@ __device__ __forceinline__ void forward_plain(Tiles& shared, const void* q, cons
             row_sum[((u64)batch * heads + head) * queries + query] = sum[i];
         }
     }
-    store_sums(shared, o, dtype, q_start, q_stride, first, own.end, column, head_dim, out);
+    store_sums(shared, o, dtype, shared.block.elements(queries, call.result_pitch, head_dim), call.result_pitch, first,
+               own.end, column, head_dim, out);
 }
 
 // What the block owns is `left`, what it goes through `right`: (q, dy) and (k, v), or (k, v) and (q, dy).
@@ -247,21 +245,26 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
     if (!start_block<OWNS_KEYS, 1>(tiles.block, call, SEQUENCES, index, rest / call.tiles, part == 0)) return;
     const Tile& own = tiles.block.tile;
     const u32 batch = own.batch, first = own.first, owner = tiles.block.owner;
-    const u64 q_stride = (u64)call.heads * head_dim, k_stride = (u64)call.groups * head_dim;
-    const u64 q_start = (u64)batch * call.queries * q_stride;
-    const u64 k_start = (u64)batch * call.keys * k_stride + (u64)(OWNS_KEYS ? owner : owner / per_group) * head_dim;
-
     float first_sums[4][8], second_sums[4][8];
     clear_sums(first_sums);
     clear_sums(second_sums);
 #pragma unroll 1
     for (u32 member = 0; member < (OWNS_KEYS ? per_group : 1); member++) {
         const u32 head = OWNS_KEYS ? owner * per_group + member : owner;
-        const u64 start = q_start + (u64)head * head_dim;
-        const Matrix queries[2] = {{q, start, q_stride, own.query_end}, {dy, start, q_stride, own.query_end}};
-        const Matrix keys[2] = {{k, k_start, k_stride, own.key_end}, {v, k_start, k_stride, own.key_end}};
-        const Matrix(&left)[2] = OWNS_KEYS ? keys : queries;
-        const Matrix(&right)[2] = OWNS_KEYS ? queries : keys;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            // dy has no other heads between its own.
+            const u32 in_token = head * head_dim, dy_pitch = call.heads * head_dim;
+            const u64 token = (u64)batch * call.queries;
+            const u64 k_start = (u64)batch * call.keys * call.k_pitch + (OWNS_KEYS ? owner : owner / per_group) * head_dim;
+            tiles.sides[0] = {q, token * call.q_pitch + in_token, call.q_pitch, own.query_end};
+            tiles.sides[1] = {dy, token * dy_pitch + in_token, dy_pitch, own.query_end};
+            tiles.sides[2] = {k, k_start, call.k_pitch, own.key_end};
+            tiles.sides[3] = {v, k_start, call.k_pitch, own.key_end};
+        }
+        // The first product waits for them.
+        const Matrix* left = tiles.sides + (OWNS_KEYS ? 2 : 0);
+        const Matrix* right = tiles.sides + (OWNS_KEYS ? 0 : 2);
         const Row* of_head = row_numbers + ((u64)batch * call.heads + head) * call.queries;
 #pragma unroll 1
         for (u32 from = tiles.block.begin(); from < tiles.block.end(); from += COLUMNS) {
@@ -311,7 +314,8 @@ __device__ __forceinline__ void backward_plain(Tiles& tiles, const void* q, cons
             }
         }
     }
-    const u64 start = OWNS_KEYS ? k_start : q_start + (u64)owner * head_dim, stride = OWNS_KEYS ? k_stride : q_stride;
+    const u64 start = tiles.block.elements(OWNS_KEYS ? call.keys : call.queries, call.result_pitch, head_dim);
+    const u64 stride = call.result_pitch;
     store_sums(tiles, d_first, dtype, start, stride, first, own.end, part, head_dim, first_sums);
     if (OWNS_KEYS) store_sums(tiles, d_second, dtype, start, stride, first, own.end, part, head_dim, second_sums);
 }
