@@ -44,6 +44,7 @@ mod linear;
 mod loss_scale;
 mod norm;
 mod norm_blocks;
+mod norm_rows;
 mod norm_specials;
 mod optimizer;
 mod optimizer_rules;
@@ -104,6 +105,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     loss_scale::CASES,
     norm::CASES,
     norm_blocks::CASES,
+    norm_rows::CASES,
     norm_specials::CASES,
     optimizer::CASES,
     optimizer_rules::CASES,

@@ -348,13 +348,6 @@ signatures! {
         counts_skipped: i32, factors: Out<f32>, verdict: Out<f32>, }
     LOSS_SCALE_FACTORS = LossScale "loss_scale_factors";
 
-    kernel NormTiles {
-        x: In<Void>, dtype: i32, gamma: In<Void>, gamma_dtype: i32, beta: In<Void>, beta_dtype: i32,
-        around_one: i32, rows: u64, cols: u64, first_row: u64, band: u64, means: In<f32>, rsigmas: In<f32>,
-        codes: Out<u8>, transposed: Out<u8>, format: i32, scale: In<f32>, scale_inv: Out<f32>, amax: Out<i32>,
-        counters: Out<u64>, }
-    NORM_TILES = Norm "norm_tiles";
-
     kernel NormBlocks {
         x: In<Void>, dtype: i32, gamma: In<Void>, gamma_dtype: i32, beta: In<Void>, beta_dtype: i32,
         around_one: i32, rows: u64, cols: u64, means: In<f32>, rsigmas: In<f32>, block: BlockParams, }
@@ -386,7 +379,15 @@ signatures! {
     NORM_HELD_WARP = Norm "norm_held_warp",
     NORM_HELD_BLOCK = Norm "norm_held_block",
     NORM_READ_WARP = Norm "norm_read_warp",
-    NORM_READ_BLOCK = Norm "norm_read_block";
+    NORM_READ_BLOCK = Norm "norm_read_block",
+    NORM_ROWS_LAYER_F32_CODES = NormRows "norm_rows_layer_f32_codes",
+    NORM_ROWS_LAYER_F32_VALUES = NormRows "norm_rows_layer_f32_values",
+    NORM_ROWS_LAYER_BF16_CODES = NormRows "norm_rows_layer_bf16_codes",
+    NORM_ROWS_LAYER_BF16_VALUES = NormRows "norm_rows_layer_bf16_values",
+    NORM_ROWS_RMS_F32_CODES = NormRows "norm_rows_rms_f32_codes",
+    NORM_ROWS_RMS_F32_VALUES = NormRows "norm_rows_rms_f32_values",
+    NORM_ROWS_RMS_BF16_CODES = NormRows "norm_rows_rms_bf16_codes",
+    NORM_ROWS_RMS_BF16_VALUES = NormRows "norm_rows_rms_bf16_values";
 
     kernel Optimizer {
         records: In<OptimizerRecord>, first_blocks: In<u64>, tensors: i32, factors: In<f32>, numbers: In<f32>,

@@ -1,4 +1,5 @@
 #include "blocks.cuh"
+#include "norm.cuh"
 // LayerNorm and RMSNorm of rows, into high precision or FP8, and their gradients.
 //
 // Statistics are taken twice over the row, mean and then squares around it, in an order that the number of columns alone
@@ -7,80 +8,6 @@
 //
 // Rows of a multiple of eight columns lie in registers, 32 columns a thread: a warp holds up to 1024 columns, a block of
 // 512 threads up to 16384. All others are read again for each pass, from L1 and L2.
-
-// What is done to rows; uniform over the launch.
-struct Norm {
-    const void* x;
-    int dtype;
-    const void* gamma;
-    int gamma_dtype;
-    const void* beta;  // null: none
-    int beta_dtype;
-    int centered;  // LayerNorm
-    int around_one;  // gamma is stored as its distance from 1
-    float eps;
-    u64 rows;
-    u64 cols;
-};
-
-// Where values go, both null where they go nowhere.
-struct Sink {
-    void* y;  // in x's type
-    u8* codes;
-};
-
-// Eight elements that all rows share, kept in L1.
-__device__ __forceinline__ void shared8(float v[8], const void* p, int dtype, u64 i) {
-    widen8(v, raw8_cached(p, dtype, i), dtype);
-}
-
-__device__ __forceinline__ void gamma8(float v[8], const Norm& norm, u64 col) {
-    shared8(v, norm.gamma, norm.gamma_dtype, col);
-    if (norm.around_one) {
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] += 1.0f;
-    }
-}
-
-__device__ __forceinline__ float gamma1(const Norm& norm, u64 col) {
-    float g = load1(norm.gamma, norm.gamma_dtype, col);
-    return norm.around_one ? g + 1.0f : g;
-}
-
-__device__ __forceinline__ float normed(const Norm& norm, float x, float mean, float rsigma, float g, float b) {
-    float n = (x - mean) * rsigma;
-    return norm.beta ? fmaf(n, g, b) : n * g;
-}
-
-__device__ __forceinline__ float normed1(const Norm& norm, float x, float mean, float rsigma, u64 col) {
-    float b = norm.beta ? load1(norm.beta, norm.beta_dtype, col) : 0.0f;
-    return normed(norm, x, mean, rsigma, gamma1(norm, col), b);
-}
-
-// From x in v to the norm.
-__device__ __forceinline__ void normed8(float v[8], const Norm& norm, float mean, float rsigma, u64 col) {
-    float g[8], b[8];
-    gamma8(g, norm, col);
-    if (norm.beta) shared8(b, norm.beta, norm.beta_dtype, col);
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] = normed(norm, v[k], mean, rsigma, g[k], norm.beta ? b[k] : 0.0f);
-}
-
-__device__ __forceinline__ void put8(const Sink& sink, Codes& out, int dtype, u64 i, const float v[8]) {
-    if (sink.y) store8(sink.y, dtype, i, v);
-    if (sink.codes) {
-        *(uint2*)(sink.codes + i) = code8(out, v);
-    } else {
-#pragma unroll
-        for (int k = 0; k < 8; k++) out.amax = fmaxf(out.amax, fabsf(v[k]));
-    }
-}
-
-__device__ __forceinline__ void put1(const Sink& sink, Codes& out, int dtype, u64 i, float v) {
-    if (sink.y) store1(sink.y, dtype, i, v);
-    if (sink.codes) sink.codes[i] = (u8)code1(out, v);
-    else out.amax = fmaxf(out.amax, fabsf(v));
-}
 
 // ---- statistics and values, row by row ----
 
@@ -102,11 +29,6 @@ __device__ __forceinline__ void each_row(u64 rows, Body body) {
     for (u64 row = blockIdx.x * groups + threadIdx.x / lanes; row < rows; row += step) {
         body(row, (int)threadIdx.x % lanes, lanes);
     }
-}
-
-__device__ __forceinline__ void put_statistics(float* means, float* rsigmas, u64 row, float mean, float rsigma) {
-    if (means) means[row] = mean;
-    if (rsigmas) rsigmas[row] = rsigma;
 }
 
 // A row in registers: four times eight columns for each thread. Columns are a multiple of eight.
@@ -192,30 +114,12 @@ __device__ __forceinline__ void rows_read(const Norm& norm, const Sink& sink, Co
     });
 }
 
-// y and codes null, rsigmas not: statistics alone. All three null: the amax alone. `unset`, if not null, is a scale cell:
-// where it is set nobody needs the amax, and x is not read.
-#define ROWS(NAME, THREADS, BODY)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        NAME(const void* x, int dtype, const void* gamma, int gamma_dtype, const void* beta, int beta_dtype,           \
-             int centered, int around_one, float eps, u64 rows, u64 cols, float* means, float* rsigmas, void* y,       \
-             u8* codes, int format, const float* scale, float* scale_inv, int* amax, u64* counters,                    \
-             const float* unset) {                                                                                     \
-        if (unset && __float_as_int(*unset) != REST_BITS) return;                                                      \
-        const Norm norm = {x, dtype, gamma, gamma_dtype, beta, beta_dtype, centered, around_one, eps, rows, cols};     \
-        const Sink sink = {y, codes};                                                                                  \
-        Codes out = begin_codes(scale, format, counters);                                                              \
-        if (scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = 1.0f / out.scale;                           \
-        __shared__ float scratch[WARP];                                                                                \
-        BODY(norm, sink, out, means, rsigmas);                                                                         \
-        finish_codes(out, amax, counters, blockIdx.x == 0 ? rows * cols : 0, scratch);                                 \
-    }
-
 ROWS(norm_held_warp, 256, rows_held<BY_WARP>)
 ROWS(norm_held_block, 512, rows_held<BY_BLOCK>)
 ROWS(norm_read_warp, 256, rows_read<BY_WARP>)
 ROWS(norm_read_block, 256, rows_read<BY_BLOCK>)
 
-// ---- with the transpose, from statistics ----
+// ---- scales of rows and blocks, from statistics ----
 
 // Values of one thread's columns.
 struct Normed {
@@ -260,33 +164,7 @@ __device__ __forceinline__ void parameter8(float v[8], const void* p, int dtype,
     }
 }
 
-// Codes of the rows from first_row on, `band` rows in all, with their transpose.
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
-    norm_tiles(const void* x, int dtype, const void* gamma, int gamma_dtype, const void* beta, int beta_dtype,
-               int around_one, u64 rows, u64 cols, u64 first_row, u64 band, const float* means, const float* rsigmas,
-               u8* codes, u8* transposed, int format, const float* scale, float* scale_inv, int* amax, u64* counters) {
-    __shared__ float scratch[WARP];
-    __shared__ __align__(16) u32 tile[TILE_WORDS];
-    const Norm norm = {x, dtype, gamma, gamma_dtype, beta, beta_dtype, means != nullptr, around_one, 0.0f, rows, cols};
-    Codes out = begin_codes(scale, format, counters);
-    if (scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = 1.0f / out.scale;
-    const u64 across = tiles_across(cols), tiles = (band + TILE_ROWS - 1) / TILE_ROWS * across;
-    for (u64 i = blockIdx.x; i < tiles; i += gridDim.x) {
-        const u64 down = quotient(i, across);
-        const u64 row0 = first_row + down * TILE_ROWS, col0 = (i - down * across) * TILE_COLS;
-        Normed values = {norm, means, rsigmas, {}, {}};
-        parameter8(values.g, gamma, gamma_dtype, col0 + tile_col(), cols);
-        if (beta) parameter8(values.b, beta, beta_dtype, col0 + tile_col(), cols);
-        if (around_one) {
-#pragma unroll
-            for (int k = 0; k < 8; k++) values.g[k] += 1.0f;
-        }
-        code_tile<1>(tile, out, codes, transposed, rows, cols, row0, col0, values);
-    }
-    finish_codes(out, amax, counters, blockIdx.x == 0 ? band * cols : 0, scratch);
-}
-
-// The same with a scale for each row or block.
+// Codes with a scale for each row or block.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     norm_blocks(const void* x, int dtype, const void* gamma, int gamma_dtype, const void* beta, int beta_dtype,
                 int around_one, u64 rows, u64 cols, const float* means, const float* rsigmas, BLOCK_PARAMS) {

@@ -1,14 +1,14 @@
 //! `norm` and its gradients.
 //!
 //! Statistics and values are one kernel, which holds a row in registers; which kernel it is depends on the number of columns
-//! alone, so that statistics never depend on what becomes of the values. With the transpose, statistics come first, then
-//! tiles that read the rows again: band by band, so that the second read finds them in L2.
+//! alone, so that statistics never depend on what becomes of the values. The transpose is made from the codes by a second
+//! launch: a block that held enough rows for both would need more shared memory than there is.
 
 use super::blocks::{self, Values};
 use super::slot::{self, AmaxRequest, Output};
-use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
+use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels, transpose};
 use crate::ops::{Norm, NormOptions, NormStats};
-use crate::{BlockRule, DType, Operand, Result, Shape, Slot, Tensor};
+use crate::{BlockRule, DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
 /// Columns that a thread holds.
 const HELD: u64 = 32;
@@ -16,10 +16,9 @@ const HELD: u64 = 32;
 const WARP_COLUMNS: u64 = 1024;
 /// The most columns that a block holds.
 const BLOCK_COLUMNS: u64 = 16 * 1024;
-/// Rows and columns of a tile with a transpose.
-const TILE: [u64; 2] = [128, 64];
-/// Bytes of x that stay in L2 from its statistics to its tiles.
-const BAND: u64 = 16 << 20;
+/// The most columns and rows of the kernels that load rows ahead.
+const AHEAD_COLUMNS: u64 = 8 * 1024;
+const AHEAD_ROWS: u64 = 1 << 30;
 /// The most columns whose sums over rows a block holds.
 const SUMMED_COLUMNS: u64 = 8 * 1024;
 /// Rows, at least, of one part of a column's sum.
@@ -85,12 +84,10 @@ struct Forward<'a> {
     cols: u64,
 }
 
-/// Addresses of what one launch over rows writes, and which rows; 0: not written.
+/// Addresses of what the launch over rows writes; 0: not written.
 #[derive(Default)]
 struct Rows {
-    first: u64,
-    count: u64,
-    /// Means and rsigmas, of all rows.
+    /// Means and rsigmas.
     stats: [u64; 2],
     y: u64,
     codes: u64,
@@ -111,19 +108,19 @@ impl Forward<'_> {
         if x.numel() == 0 {
             return output.finish_inverse(self.gpu);
         }
-        match output.columnwise() {
-            Some(columnwise) => self.tiles(stats, &output, columnwise)?,
-            None => self.rows(&Rows {
-                stats: stats.addresses(),
-                y: output.high().map_or(0, Buffer::ptr),
-                codes: output.rowwise().map_or(0, Buffer::ptr),
-                format: output.format(),
-                scale: output.scale(),
-                scale_inv: output.scale_inv().map_or(0, Buffer::ptr),
-                amax: output.amax("norm")?,
-                counters: output.counters("norm")?,
-                ..self.all()
-            })?,
+        self.rows(&Rows {
+            stats: stats.addresses(),
+            y: output.high().map_or(0, Buffer::ptr),
+            codes: output.rowwise().map_or(0, Buffer::ptr),
+            format: output.format(),
+            scale: output.scale(),
+            scale_inv: output.scale_inv().map_or(0, Buffer::ptr),
+            amax: output.amax("norm")?,
+            counters: output.counters("norm")?,
+            unset: 0,
+        })?;
+        if let (Some(codes), Some(columnwise)) = (output.rowwise(), output.columnwise()) {
+            transpose::bytes(self.gpu, codes, x.shape().matrix(), columnwise)?;
         }
         Ok(output.finish())
     }
@@ -131,7 +128,7 @@ impl Forward<'_> {
     /// With a scale for each row or block: statistics first, then tiles that read the rows again.
     fn blocks(&self, stats: &Stats, x: &Tensor, slot: &Slot<'_>, rule: &BlockRule) -> Result<Operand> {
         let op = "norm";
-        self.rows(&Rows { stats: stats.addresses(), ..self.all() })?;
+        self.rows(&Rows { stats: stats.addresses(), ..Rows::default() })?;
         let values =
             Values { op, shape: *x.shape(), dtype: DType::F32, device: x.device(), partial_sums: None };
         blocks::quantize(self.gpu, &values, slot, rule, |grid, block| {
@@ -161,36 +158,68 @@ impl Forward<'_> {
         self.beta.map_or(0, |beta| dtype_number(beta.dtype()))
     }
 
-    /// Every row, with nothing to write.
-    fn all(&self) -> Rows {
-        Rows { count: self.rows, ..Rows::default() }
-    }
-
     /// The amax alone.
     fn amax(&self, request: &AmaxRequest) -> Result<()> {
-        self.rows(&Rows { amax: request.cell, unset: request.unset, ..self.all() })
+        self.rows(&Rows { amax: request.cell, unset: request.unset, ..Rows::default() })
+    }
+
+    /// The kernel that loads rows ahead, if there is one for these rows, and the warps of it that a multiprocessor holds.
+    fn ahead(&self, rows: &Rows) -> Option<(Entry<kernels::Norm>, u32)> {
+        let centered = self.options.normalization == Norm::LayerNorm;
+        let parameters = self.gamma.dtype();
+        let is_plain = self.x.dtype() == DType::BF16
+            && self.cols.is_multiple_of(8)
+            && self.cols <= AHEAD_COLUMNS
+            && self.rows <= AHEAD_ROWS
+            && !self.options.zero_centered_gamma
+            && self.beta.map(Buffer::dtype) == centered.then_some(parameters);
+        let is_codes = rows.codes != 0;
+        if !is_plain || (is_codes && (rows.format != format_number(Encoding::E4M3) || rows.counters != 0)) {
+            return None;
+        }
+        Some(match (centered, parameters, is_codes) {
+            (true, DType::F32, true) => (kernels::NORM_ROWS_LAYER_F32_CODES, 20),
+            (true, DType::F32, false) => (kernels::NORM_ROWS_LAYER_F32_VALUES, 20),
+            (true, DType::BF16, true) => (kernels::NORM_ROWS_LAYER_BF16_CODES, 20),
+            (true, DType::BF16, false) => (kernels::NORM_ROWS_LAYER_BF16_VALUES, 20),
+            (false, DType::F32, true) => (kernels::NORM_ROWS_RMS_F32_CODES, 28),
+            (false, DType::F32, false) => (kernels::NORM_ROWS_RMS_F32_VALUES, 28),
+            (false, DType::BF16, true) => (kernels::NORM_ROWS_RMS_BF16_CODES, 28),
+            (false, DType::BF16, false) => (kernels::NORM_ROWS_RMS_BF16_VALUES, 28),
+            _ => return None,
+        })
     }
 
     fn rows(&self, rows: &Rows) -> Result<()> {
-        if rows.count == 0 || self.cols == 0 {
+        if self.rows == 0 || self.cols == 0 {
             return Ok(());
         }
-        let (kernel, [threads, at_once]) = match self.cols {
-            ..=WARP_COLUMNS if self.cols.is_multiple_of(8) => (kernels::NORM_HELD_WARP, [256, 8]),
-            ..=BLOCK_COLUMNS if self.cols.is_multiple_of(8) => {
-                (kernels::NORM_HELD_BLOCK, [self.cols.div_ceil(HELD).next_multiple_of(32), 1])
+        let ahead = self.ahead(rows);
+        let threads = match self.cols {
+            ..=WARP_COLUMNS if ahead.is_some() => 128,
+            ..=BLOCK_COLUMNS if self.cols > WARP_COLUMNS && self.cols.is_multiple_of(8) => {
+                self.cols.div_ceil(HELD).next_multiple_of(32) as u32
             }
-            ..=WARP_COLUMNS => (kernels::NORM_READ_WARP, [256, 8]),
-            _ => (kernels::NORM_READ_BLOCK, [256, 1]),
+            _ => 256,
         };
+        let (kernel, per_sm) = match (self.cols, ahead) {
+            // As many as are resident, since each of them loads one row ahead.
+            (_, Some((kernel, warps))) => (kernel, warps * 32 / threads),
+            (..=WARP_COLUMNS, None) if self.cols.is_multiple_of(8) => {
+                (kernels::NORM_HELD_WARP, 2048 / threads)
+            }
+            (..=BLOCK_COLUMNS, None) if self.cols.is_multiple_of(8) => {
+                (kernels::NORM_HELD_BLOCK, 2048 / threads)
+            }
+            (..=WARP_COLUMNS, None) => (kernels::NORM_READ_WARP, 2048 / threads),
+            _ => (kernels::NORM_READ_BLOCK, 2048 / threads),
+        };
+        let at_once = if self.cols <= WARP_COLUMNS { u64::from(threads / 32) } else { 1 };
         let kernel = self.gpu.load(kernel)?;
-        let threads = threads as u32;
-        let blocks = self.gpu.blocks(rows.count, at_once, 2048 / threads);
-        let skipped = rows.first * self.cols;
-        let x = self.x.ptr() + skipped * self.x.dtype().size() as u64;
-        let [means, rsigmas] = rows.stats.map(|stats| if stats == 0 { 0 } else { stats + 4 * rows.first });
+        let blocks = self.gpu.blocks(self.rows, at_once, per_sm);
+        let [means, rsigmas] = rows.stats;
         let args = kernels::Norm {
-            x: In::void(x),
+            x: In::void(self.x),
             dtype: dtype_number(self.x.dtype()),
             gamma: In::void(self.gamma),
             gamma_dtype: dtype_number(self.gamma.dtype()),
@@ -199,7 +228,7 @@ impl Forward<'_> {
             centered: (self.options.normalization == Norm::LayerNorm).into(),
             around_one: self.options.zero_centered_gamma.into(),
             eps: self.options.eps,
-            rows: rows.count,
+            rows: self.rows,
             cols: self.cols,
             means: Out::f32(means),
             rsigmas: Out::f32(rsigmas),
@@ -212,53 +241,10 @@ impl Forward<'_> {
             counters: Out::u64(rows.counters),
             unset: In::f32(rows.unset),
         };
-        // SAFETY: x holds `first + count` rows of `cols`, of which the
-        // kernel gets the address of row `first`; γ and β hold `cols`, checked by ops::norm; statistics have one f32 a row
-        // from there on; y and codes, given with all rows only, have x's extents; cells are alive: their slot is borrowed.
+        // SAFETY: x holds [rows, cols], γ and β `cols`, checked by ops::norm; statistics have one f32 a row; y and codes
+        // have x's extents; cells are alive: their slot is borrowed.
         // The kernel takes this number of columns with these threads.
         unsafe { kernel.launch(self.gpu, Grid { blocks, threads, shared: 0 }, &args) }
-    }
-
-    /// Codes as stored and transposed.
-    fn tiles(&self, stats: &Stats, output: &Output<'_>, columnwise: &Buffer) -> Result<()> {
-        let row_bytes = self.cols * self.x.dtype().size() as u64;
-        let kernel = self.gpu.load(kernels::NORM_TILES)?;
-        let step = (BAND / row_bytes / TILE[0]).max(1) * TILE[0];
-        let mut first = 0;
-        while first < self.rows {
-            let count = step.min(self.rows - first);
-            self.rows(&Rows { first, count, stats: stats.addresses(), ..Rows::default() })?;
-            let tiles = count.div_ceil(TILE[0]) * self.cols.div_ceil(TILE[1]);
-            let grid = Grid { blocks: self.gpu.blocks(tiles, 1, 8), threads: 256, shared: 0 };
-            let args = kernels::NormTiles {
-                x: In::void(self.x),
-                dtype: dtype_number(self.x.dtype()),
-                gamma: In::void(self.gamma),
-                gamma_dtype: dtype_number(self.gamma.dtype()),
-                beta: In::void(self.beta),
-                beta_dtype: self.beta_dtype(),
-                around_one: self.options.zero_centered_gamma.into(),
-                rows: self.rows,
-                cols: self.cols,
-                first_row: first,
-                band: count,
-                means: In::f32(stats.mean.as_ref()),
-                rsigmas: In::f32(&stats.rsigma),
-                codes: Out::u8(output.rowwise()),
-                transposed: Out::u8(columnwise),
-                format: output.format(),
-                scale: In::f32(output.scale()),
-                scale_inv: Out::f32(output.scale_inv()),
-                amax: Out::i32(output.amax("norm")?),
-                counters: Out::u64(output.counters("norm")?),
-            };
-            // SAFETY: x and both codes hold [rows, cols], γ and β
-            // `cols`, statistics `rows`, those of this band written by the launch before; `first` is a multiple of a
-            // tile's rows; cells are alive: their slot is borrowed.
-            unsafe { kernel.launch(self.gpu, grid, &args) }?;
-            first += count;
-        }
-        Ok(())
     }
 }
 

@@ -22,11 +22,12 @@ const PRELUDE: &str = concat!(
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 20] = [
+const HEADERS: [(&str, &str); 21] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("activation_tiles.cuh", include_str!("activation_tiles.cuh")),
     ("adamw.cuh", include_str!("adamw.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
+    ("norm.cuh", include_str!("norm.cuh")),
     ("attention.cuh", include_str!("attention/attention.cuh")),
     ("dropout.cuh", include_str!("dropout.cuh")),
     ("philox.cuh", include_str!("philox.cuh")),
@@ -94,6 +95,7 @@ sources![
     (KvCache, "kv_cache"),
     (LossScale, "loss_scale"),
     (Norm, "norm"),
+    (NormRows, "norm_rows"),
     (Optimizer, "optimizer"),
     (Permute, "permute"),
     (Quantize, "quantize"),
