@@ -14,8 +14,8 @@ use fp8_kernels::{
     Result, Scale, ScalePolicy, ScaleRule, Slot, Tensor,
 };
 use ops::{
-    AttentionSaved, CrossEntropyOptions, CrossEntropyPart, CrossEntropySaved, LossScale, LossScaleState,
-    NormOptions, NormStats, Part, ScoreOptions, Sequences,
+    AttentionSaved, CrossEntropyOptions, CrossEntropyPart, CrossEntropySaved, GradientMut, LossScale,
+    LossScaleState, NormOptions, NormStats, Part, ScoreOptions, Sequences,
 };
 
 const RULE: ScaleRule = ScaleRule::Delayed { fp8_max: 448.0, margin: 0, policy: ScalePolicy::Exact };
@@ -152,6 +152,31 @@ calls! {
         let stats = NormStats { mean: Some(floats([4], mean)?), rsigma: floats([4], rsigma)? };
         let (dy, x, gamma) = (floats([4, 4], dy)?, floats([4, 4], x)?, floats([4], gamma)?);
         ops::norm_backward(&dy, &x, &gamma, &stats, &NormOptions::default())?
+    };
+    norm_backward_into(dy, x, gamma, rsigma, residual, dgamma, dbeta): {
+        let stats = NormStats { mean: Some(floats([4], rsigma)?), rsigma: floats([4], rsigma)? };
+        let (dy, x, gamma) = (floats([4, 4], dy)?, floats([4, 4], x)?, floats([4], gamma)?);
+        let (mut dgamma, mut dbeta) = (floats([4], dgamma)?, floats([4], dbeta)?);
+        let [mut dgamma, mut dbeta] = [&mut dgamma, &mut dbeta].map(|grad| GradientMut::new(grad, "w", true));
+        let (options, residual) = (NormOptions::default(), floats([4, 4], residual)?);
+        ops::norm_backward_into(
+            &dy, &x, &gamma, &stats, &options, Some(&residual), Some(&mut dgamma), Some(&mut dbeta),
+        )?
+    };
+    column_sums_into(x, out): {
+        ops::column_sums_into(&floats([4, 4], x)?, &mut GradientMut::new(&mut floats([4], out)?, "w", true))?
+    };
+    quantize_dbias_into(x, out, scale, amax, counters): {
+        let (x, mut out) = (floats([4, 4], x)?, floats([4], out)?);
+        let mut out = GradientMut::new(&mut out, "w", true);
+        slot([scale, amax, counters], |slot| ops::quantize_dbias_into(&x, slot, &mut out))?
+    };
+    activation_backward_quantize_dbias_into(dy, h, out, scale, amax, counters): {
+        let (dy, h, mut out) = (floats([4, 4], dy)?, floats([4, 4], h)?, floats([4], out)?);
+        let (mut out, relu) = (GradientMut::new(&mut out, "w", true), ops::Activation::Relu);
+        slot([scale, amax, counters], |slot| {
+            ops::activation_backward_quantize_dbias_into(&dy, &h, relu, slot, &mut out)
+        })?
     };
     norm_backward_add(dy, x, gamma, rsigma, residual): {
         let stats = NormStats { mean: None, rsigma: floats([4], rsigma)? };

@@ -2,6 +2,7 @@
 //!
 //! The formulas are in the documentation of [`Activation`]; every backend spells them operation by operation.
 
+use super::GradientMut;
 use crate::backend::dispatch;
 use crate::{Encoding, Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
@@ -227,6 +228,39 @@ pub fn activation_backward_quantize_dbias(
     check_backward(op, dy, h, activation)?;
     slot.expect_device(op, h.device())?;
     dispatch!(h.device(), activation::activation_backward_quantize_dbias(dy, h, activation, slot))
+}
+
+/// Computes [`activation_backward_quantize_dbias`], and writes the column sums to `dbias` or adds them to it.
+///
+/// # Errors
+/// Those of [`activation_backward_quantize_dbias`]; a `dbias` that is not f32 `[cols]`, with the columns of `h`, is on another
+/// device or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Slot, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let h = Tensor::from_vec(vec![-1.0f32, 2.0, 3.0, 4.0], [2, 2], &cpu)?;
+/// let dy = Tensor::from_vec(vec![5.0f32, 6.0, 7.0, 8.0], [2, 2], &cpu)?;
+/// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &cpu)?;
+/// let (slot, relu) = (Slot::off(Encoding::E5M2), ops::Activation::Relu);
+/// let mut dbias = ops::GradientMut::new(&mut main_grad, "fc1.bias", true);
+/// let dh = ops::activation_backward_quantize_dbias_into(&dy, &h, relu, &slot, &mut dbias)?;
+/// assert_eq!(dh.dequantize(DType::F32)?.to_vec::<f32>()?, [0.0, 6.0, 7.0, 8.0]);
+/// assert_eq!(main_grad.to_vec::<f32>()?, [8.0, 15.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn activation_backward_quantize_dbias_into(
+    dy: &Tensor,
+    h: &Tensor,
+    activation: Activation,
+    slot: &Slot<'_>,
+    dbias: &mut GradientMut<'_>,
+) -> Result<Operand> {
+    let op = "activation_backward_quantize_dbias_into";
+    check_backward(op, dy, h, activation)?;
+    slot.expect_device(op, h.device())?;
+    dbias.expect(op, "dbias and the columns of h", h.shape().last_dim(), h.device())?;
+    dispatch!(h.device(), activation::activation_backward_quantize_dbias_into(dy, h, activation, slot, dbias))
 }
 
 fn check_backward(op: &'static str, dy: &Tensor, h: &Tensor, activation: Activation) -> Result<()> {

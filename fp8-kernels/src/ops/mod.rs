@@ -27,10 +27,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | FP8 | [`quantize`](quantize()), [`quantize_dbias`], [`quantize_many`], [`amax`](amax()), [`scale_from_amax`](scale_from_amax()), [`update_scales`](update_scales()), [`check_scales`] |
+//! | FP8 | [`quantize`](quantize()), [`quantize_dbias`], [`quantize_dbias_into`], [`quantize_many`], [`amax`](amax()), [`scale_from_amax`](scale_from_amax()), [`update_scales`](update_scales()), [`check_scales`] |
 //! | matrix products | [`fprop`], [`fprop_quantize`], [`dgrad`], [`dgrad_quantize`], [`wgrad`], [`gemm`](gemm()), [`gemm_accumulate`], [`gemm_fp8`](gemm_fp8()), [`gemm_fp8_accumulate`], [`gemm_fp8_quantize`], [`can_multiply`], [`emulation`](emulation()) |
-//! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`] |
-//! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`] |
+//! | activations | [`activation`](activation()), [`activate`], [`activation_backward`], [`activation_backward_quantize_dbias`], [`activation_backward_quantize_dbias_into`] |
+//! | norms | [`norm`](norm()), [`norm_backward`], [`norm_backward_add`], [`norm_backward_into`] |
 //! | attention | [`attention`](attention()), [`attention_backward`], [`attention_backward_to`], [`attention_fp8`](attention_fp8()), [`attention_fp8_backward`], [`attention_fp8_backward_to`], [`softmax`](softmax()), [`softmax_backward`], [`rope`](rope()), [`rope_backward`], [`rope_in_place`], [`rope_backward_in_place`] |
 //! | embeddings and losses | [`embedding`](embedding()), [`embedding_backward`], [`cross_entropy`](cross_entropy()), [`cross_entropy_backward`] |
 //! | parts of a vocabulary | [`embedding_part`], [`embedding_part_backward`], [`cross_entropy_part`], [`cross_entropy_part_sums`], [`cross_entropy_of_parts`], [`cross_entropy_part_backward`], [`cross_entropy_part_backward_scaled`] |
@@ -38,7 +38,7 @@
 //! | optimizer | [`adamw`](adamw()), [`adamw_many`], [`adamw_groups`], [`optimizer_step`], [`accumulate`](accumulate()), [`grad_norm`](grad_norm()), [`clip_in_place`] |
 //! | loss scaling | [`apply_loss_scale`], [`undo_loss_scale`], [`check_finite`], [`check_amaxes`], [`adamw_groups_scaled`], [`update_loss_scale`], [`cross_entropy_backward_scaled`] |
 //! | element by element | [`add`], [`mul`], [`bias`](bias()), [`scale`], [`scale_in_place`], [`cast`](cast()), [`dropout`](dropout()), [`dropout_backward`], [`dropout_add`], [`dropout_add_backward`] |
-//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`rows`](rows()), [`transpose`](transpose()), [`permute`](permute()), [`sum`], [`mean`], [`max`], [`column_sums`] |
+//! | shapes and sums | [`split`](split()), [`concat`](concat()), [`rows`](rows()), [`transpose`](transpose()), [`permute`](permute()), [`sum`], [`mean`], [`max`], [`column_sums`], [`column_sums_into`] |
 //! | many processes | [`compare_calls`](compare_calls()) |
 
 mod accumulate;
@@ -60,6 +60,7 @@ mod emulation;
 mod gemm;
 mod gemm_fp8;
 mod grad_norm;
+mod gradient;
 mod heads;
 mod kv_cache;
 mod linear;
@@ -83,6 +84,7 @@ mod update_scales;
 pub use accumulate::accumulate;
 pub use activation::{
     Activation, activate, activation, activation_backward, activation_backward_quantize_dbias,
+    activation_backward_quantize_dbias_into,
 };
 pub use adamw::{
     AdamWFactors, AdamWGroup, AdamWTensor, NormCheck, SkippedSteps, adamw, adamw_groups, adamw_many,
@@ -117,6 +119,7 @@ pub(crate) use gemm::{check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;
 pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
 pub use grad_norm::grad_norm;
+pub use gradient::GradientMut;
 pub use heads::{Heads, HeadsTensor};
 pub use kv_cache::kv_cache_append;
 pub use linear::{dgrad, dgrad_quantize, fprop, fprop_quantize, wgrad};
@@ -124,7 +127,7 @@ pub use loss_scale::{
     LossScale, LossScaleRule, LossScaleState, ScaledStep, UpdateCount, adamw_groups_scaled, apply_loss_scale,
     check_amaxes, check_finite, undo_loss_scale, update_loss_scale,
 };
-pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add};
+pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add, norm_backward_into};
 pub use optimizer::{
     MOMENT_BLOCK, Moment, OptimizerGroup, OptimizerTensor, StepCheck, UpdateRule, moment_scales,
     optimizer_step,
@@ -132,8 +135,8 @@ pub use optimizer::{
 pub use part::Part;
 pub(crate) use permute::Order;
 pub use permute::permute;
-pub use quantize::{quantize, quantize_dbias, quantize_many};
-pub use reduce::{column_sums, max, mean, sum};
+pub use quantize::{quantize, quantize_dbias, quantize_dbias_into, quantize_many};
+pub use reduce::{column_sums, column_sums_into, max, mean, sum};
 pub use rope::{
     Positions, RopeScaling, RopeTable, rope, rope_backward, rope_backward_in_place, rope_in_place,
 };

@@ -3,6 +3,7 @@
 //! The variance is computed in a second pass over the row, so a large mean costs no precision. Sums may be ordered differently
 //! on each backend; given equal statistics, the codes are equal.
 
+use super::GradientMut;
 use crate::backend::dispatch;
 use crate::{DType, Error, Operand, Result, Shape, Slot, Tensor};
 use std::fmt;
@@ -176,7 +177,8 @@ pub fn norm_backward(
     stats: &NormStats,
     options: &NormOptions,
 ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    backward("norm_backward", dy, x, gamma, stats, options, None)
+    check_backward("norm_backward", dy, x, gamma, stats, options, None)?;
+    dispatch!(x.device(), norm::norm_backward(dy, x, gamma, stats, options, None))
 }
 
 /// Computes [`norm_backward`] and adds `residual` to `dx` before it is rounded.
@@ -205,14 +207,60 @@ pub fn norm_backward_add(
     options: &NormOptions,
     residual: &Tensor,
 ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    let op = "norm_backward_add";
-    residual.expect_float(op, "residual")?;
-    residual.expect_same_shape(op, "residual and x", x)?;
-    x.device().expect_same(op, residual.device())?;
-    backward(op, dy, x, gamma, stats, options, Some(residual))
+    check_backward("norm_backward_add", dy, x, gamma, stats, options, Some(residual))?;
+    dispatch!(x.device(), norm::norm_backward(dy, x, gamma, stats, options, Some(residual)))
 }
 
-fn backward(
+/// Returns the `dx` of [`norm_backward`], or with a `residual` that of [`norm_backward_add`], and writes dγ and dβ to gradients
+/// or adds them.
+///
+/// A gradient that is `None` is not computed, as that of a frozen parameter.
+///
+/// # Errors
+/// Those of [`norm_backward_add`]; a gradient that is not f32 `[cols]`, is on another device or shares its storage; a `dbeta` for
+/// RMSNorm.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Slot, Tensor, ops};
+/// let row = |values: [f32; 2]| Tensor::from_vec(values.to_vec(), [1, 2], &Device::cpu());
+/// let (x, gamma, options) = (row([1.0, 3.0])?, row([1.0, 1.0])?.reshape([2])?, ops::NormOptions::default());
+/// let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
+/// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &Device::cpu())?;
+/// let mut dbeta = ops::GradientMut::new(&mut main_grad, "norm.bias", true);
+/// let dy = row([5.0, 5.0])?;
+/// let dx = ops::norm_backward_into(&dy, &x, &gamma, &stats, &options, None, None, Some(&mut dbeta))?;
+/// assert_eq!(dx.to_vec::<f32>()?, [0.0, 0.0]);
+/// assert_eq!(main_grad.to_vec::<f32>()?, [6.0, 6.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+#[expect(clippy::too_many_arguments, reason = "those of norm_backward_add, and where its gradients go")]
+pub fn norm_backward_into(
+    dy: &Tensor,
+    x: &Tensor,
+    gamma: &Tensor,
+    stats: &NormStats,
+    options: &NormOptions,
+    residual: Option<&Tensor>,
+    dgamma: Option<&mut GradientMut<'_>>,
+    dbeta: Option<&mut GradientMut<'_>>,
+) -> Result<Tensor> {
+    let op = "norm_backward_into";
+    check_backward(op, dy, x, gamma, stats, options, residual)?;
+    let cols = x.shape().last_dim();
+    if let Some(dgamma) = &dgamma {
+        dgamma.expect(op, "dgamma and the columns of x", cols, x.device())?;
+    }
+    if let Some(dbeta) = &dbeta {
+        dbeta.expect(op, "dbeta and the columns of x", cols, x.device())?;
+        if options.normalization == Norm::RmsNorm {
+            let (value, remedy) = (dbeta.name.to_owned(), "RMSNorm has none: pass no dbeta".to_owned());
+            return Err(Error::Option { op, option: "dbeta", value, remedy });
+        }
+    }
+    dispatch!(x.device(), norm::norm_backward_into(dy, x, gamma, stats, options, residual, dgamma, dbeta))
+}
+
+fn check_backward(
     op: &'static str,
     dy: &Tensor,
     x: &Tensor,
@@ -220,7 +268,12 @@ fn backward(
     stats: &NormStats,
     options: &NormOptions,
     residual: Option<&Tensor>,
-) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+) -> Result<()> {
+    if let Some(residual) = residual {
+        residual.expect_float(op, "residual")?;
+        residual.expect_same_shape(op, "residual and x", x)?;
+        x.device().expect_same(op, residual.device())?;
+    }
     check(op, x, gamma, options)?;
     dy.expect_float(op, "dy")?;
     dy.expect_same_shape(op, "dy and x", x)?;
@@ -235,7 +288,7 @@ fn backward(
             return Err(Error::Option { op, option: "stats.mean", value, remedy });
         }
     }
-    dispatch!(x.device(), norm::norm_backward(dy, x, gamma, stats, options, residual))
+    Ok(())
 }
 
 fn check(op: &'static str, x: &Tensor, gamma: &Tensor, options: &NormOptions) -> Result<()> {

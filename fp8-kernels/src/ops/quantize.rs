@@ -1,5 +1,6 @@
 //! Quantizes tensors to FP8 with one scale each.
 
+use super::GradientMut;
 use crate::backend::dispatch;
 use crate::{Operand, Result, Slot, Tensor};
 
@@ -65,6 +66,28 @@ pub fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)>
     dy.expect_float(op, "dy")?;
     slot.expect_device(op, dy.device())?;
     dispatch!(dy.device(), quantize::quantize_dbias(dy, slot))
+}
+
+/// Quantizes `dy` as [`quantize_dbias`] does, and writes the column sums to `dbias` or adds them to it.
+///
+/// # Errors
+/// Those of [`quantize_dbias`]; a `dbias` that is not f32 `[cols]`, is on another device or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Slot, Tensor, ops};
+/// let dy = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.5], [2, 2], &Device::cpu())?;
+/// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &Device::cpu())?;
+/// let mut dbias = ops::GradientMut::new(&mut main_grad, "bias", true);
+/// ops::quantize_dbias_into(&dy, &Slot::off(Encoding::E5M2), &mut dbias)?;
+/// assert_eq!(main_grad.to_vec::<f32>()?, [5.0, 7.5]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn quantize_dbias_into(dy: &Tensor, slot: &Slot<'_>, dbias: &mut GradientMut<'_>) -> Result<Operand> {
+    let op = "quantize_dbias_into";
+    dy.expect_float(op, "dy")?;
+    slot.expect_device(op, dy.device())?;
+    dbias.expect(op, "dbias and the columns of dy", dy.shape().last_dim(), dy.device())?;
+    dispatch!(dy.device(), quantize::quantize_dbias_into(dy, slot, dbias))
 }
 
 /// Quantizes several tensors of one device, each as its slot says.

@@ -1,5 +1,6 @@
 //! Sums, means and maxima of a float tensor, in f32. Their order depends on the shape alone, not on the number of threads.
 
+use super::GradientMut;
 use crate::backend::dispatch;
 use crate::{Error, Result, Tensor};
 
@@ -77,6 +78,26 @@ pub fn max(x: &Tensor) -> Result<Tensor> {
 pub fn column_sums(x: &Tensor) -> Result<Tensor> {
     x.expect_float("column_sums", "x")?;
     dispatch!(x.device(), reduce::column_sums(x))
+}
+
+/// Writes the sums that [`column_sums`] returns to `out`, or adds them to it.
+///
+/// # Errors
+/// Those of [`column_sums`]; an `out` that is not f32 `[cols]`, is on another device or shares its storage.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Tensor, ops};
+/// let dy = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
+/// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &Device::cpu())?;
+/// ops::column_sums_into(&dy, &mut ops::GradientMut::new(&mut main_grad, "bias", true))?;
+/// assert_eq!(main_grad.to_vec::<f32>()?, [5.0, 7.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn column_sums_into(x: &Tensor, out: &mut GradientMut<'_>) -> Result<()> {
+    let op = "column_sums_into";
+    x.expect_float(op, "x")?;
+    out.expect(op, "out and the columns of x", x.shape().last_dim(), x.device())?;
+    dispatch!(x.device(), reduce::column_sums_into(x, out))
 }
 
 fn expect_elements(op: &'static str, x: &Tensor) -> Result<()> {

@@ -39,10 +39,12 @@ mod gemm;
 mod gemm_blocks;
 mod gemm_fp8;
 mod grad_norm;
+mod gradient;
 mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
+mod norm_backward;
 mod norm_blocks;
 mod norm_rows;
 mod norm_specials;
@@ -100,10 +102,12 @@ pub(crate) const ALL: &[&[Case]] = &[
     gemm_blocks::CASES,
     gemm_fp8::CASES,
     grad_norm::CASES,
+    gradient::CASES,
     kv_cache::CASES,
     linear::CASES,
     loss_scale::CASES,
     norm::CASES,
+    norm_backward::CASES,
     norm_blocks::CASES,
     norm_rows::CASES,
     norm_specials::CASES,

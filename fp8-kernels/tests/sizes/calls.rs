@@ -150,7 +150,11 @@ calls! {
         ops::grad_norm(&[&x, &x])?;
         let _ = (ops::mean(&x), ops::max(&x));
     };
-    column_sums/3: |device, [a, b, c]| ops::column_sums(&floats([a, b, c], device)?)?;
+    column_sums/3: |device, [a, b, c]| {
+        let (x, mut out) = (floats([a, b, c], device)?, floats([c], device)?);
+        ops::column_sums(&x)?;
+        ops::column_sums_into(&x, &mut ops::GradientMut::new(&mut out, "out", true))?;
+    };
     dropout/2: |device, [a, b]| {
         let key = DropoutKey { seed: a as u64, offset: b as u64 };
         ops::dropout(&floats([5], device)?, 0.5, key)?;
@@ -214,6 +218,10 @@ calls! {
         slots(device, |slot| {
             let (_, stats) = ops::norm(&x, &gamma, Some(&gamma), &options, slot)?;
             ops::norm_backward_add(&x, &x, &gamma, &stats, &options, &x)?;
+            let mut gradients = [floats([c], device)?, floats([c], device)?];
+            let [mut dgamma, mut dbeta] = gradients.each_mut().map(|grad| ops::GradientMut::new(grad, "w", true));
+            let (dgamma, dbeta) = (Some(&mut dgamma), Some(&mut dbeta));
+            ops::norm_backward_into(&x, &x, &gamma, &stats, &options, None, dgamma, dbeta)?;
             Ok(())
         })?;
     };

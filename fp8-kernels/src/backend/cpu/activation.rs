@@ -2,9 +2,9 @@
 
 use super::dispatch::{Kernel, vectorized};
 use super::quantize::{Rows, quantize_rows};
-use super::{Floats, reduce};
+use super::{Floats, accumulate, reduce};
 use crate::math::{SIGMOID_TAIL, bounded_sigmoid, clamp};
-use crate::ops::Activation;
+use crate::ops::{Activation, GradientMut};
 use crate::{Encoding, Operand, Result, Shape, Slot, Tensor};
 use std::marker::PhantomData;
 
@@ -179,6 +179,18 @@ pub(crate) fn activation_backward_quantize_dbias(
     // Asked for, so always there.
     let dbias = dbias.map_or_else(|| reduce::column_sums(h), Ok)?;
     Ok((dh, dbias))
+}
+
+pub(crate) fn activation_backward_quantize_dbias_into(
+    dy: &Tensor,
+    h: &Tensor,
+    activation: Activation,
+    slot: &Slot<'_>,
+    dbias: &mut GradientMut<'_>,
+) -> Result<Operand> {
+    let (dh, sums) = activation_backward_quantize_dbias(dy, h, activation, slot)?;
+    accumulate::fill(dbias, &sums)?;
+    Ok(dh)
 }
 
 fn forward<C: Curve>(h: &Tensor, gated: bool, shape: Shape, slot: &Slot<'_>) -> Result<Operand> {

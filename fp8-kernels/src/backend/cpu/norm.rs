@@ -2,9 +2,9 @@
 
 use super::dispatch::{Kernel, vectorized};
 use super::quantize::{Rows, quantize_rows};
-use super::{Buffer, Floats, lanes, parallel};
+use super::{Buffer, Floats, accumulate, lanes, parallel};
 use crate::host::{self, Array};
-use crate::ops::{Norm, NormOptions, NormStats};
+use crate::ops::{GradientMut, Norm, NormOptions, NormStats};
 use crate::{Operand, Result, Shape, Slot, Tensor};
 
 /// A row's `[μ, rsigma]`; RMSNorm's μ is 0.
@@ -79,6 +79,27 @@ pub(crate) fn norm_backward(
     };
     let dx = Tensor::from_buffer(Buffer::from_f32(dx, x.dtype(), op)?, *x.shape(), x.device());
     Ok((dx, tensor(dgamma)?, mean.is_some().then(|| tensor(dbeta)).transpose()?))
+}
+
+#[expect(clippy::too_many_arguments, reason = "those of the operation")]
+pub(crate) fn norm_backward_into(
+    dy: &Tensor,
+    x: &Tensor,
+    gamma: &Tensor,
+    stats: &NormStats,
+    options: &NormOptions,
+    residual: Option<&Tensor>,
+    dgamma: Option<&mut GradientMut<'_>>,
+    dbeta: Option<&mut GradientMut<'_>>,
+) -> Result<Tensor> {
+    let (dx, gamma_sums, beta_sums) = norm_backward(dy, x, gamma, stats, options, residual)?;
+    if let Some(dgamma) = dgamma {
+        accumulate::fill(dgamma, &gamma_sums)?;
+    }
+    if let (Some(dbeta), Some(sums)) = (dbeta, beta_sums) {
+        accumulate::fill(dbeta, &sums)?;
+    }
+    Ok(dx)
 }
 
 /// None where there are no columns.

@@ -1,9 +1,10 @@
 //! Reference of `quantize`, and the last step of every operation that ends in a slot.
 
 use super::quantize_blocks::{dequantize_blocks, quantize_blocks};
-use super::{Buffer, codec, parallel, reduce, transpose};
+use super::{Buffer, accumulate, codec, parallel, reduce, transpose};
 use crate::element::Float;
 use crate::host::Array;
+use crate::ops::GradientMut;
 use crate::{DType, Device, Error, Fp8Tensor, Operand, Result, Shape, Slot, Tensor, TransposePolicy};
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -19,6 +20,16 @@ pub(crate) fn quantize(x: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
 
 pub(crate) fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)> {
     Ok((quantize(dy, slot)?, reduce::column_sums(dy)?))
+}
+
+pub(crate) fn quantize_dbias_into(
+    dy: &Tensor,
+    slot: &Slot<'_>,
+    dbias: &mut GradientMut<'_>,
+) -> Result<Operand> {
+    let (operand, sums) = quantize_dbias(dy, slot)?;
+    accumulate::fill(dbias, &sums)?;
+    Ok(operand)
 }
 
 pub(crate) fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {

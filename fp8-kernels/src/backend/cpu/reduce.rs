@@ -1,8 +1,9 @@
 //! Reference of `sum`, `mean`, `max` and `column_sums`.
 
 use super::dispatch::vectorized;
-use super::{Floats, lanes, parallel};
+use super::{Floats, accumulate, lanes, parallel};
 use crate::host::Array;
+use crate::ops::GradientMut;
 use crate::{Result, Shape, Tensor};
 
 pub(crate) fn sum(x: &Tensor) -> Result<Tensor> {
@@ -35,6 +36,10 @@ pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
         Ok(sums)
     });
     Ok(Tensor::on_cpu(parallel::sum_in_order(op, parts, cols)?, Shape::from([cols]), x.device()))
+}
+
+pub(crate) fn column_sums_into(x: &Tensor, out: &mut GradientMut<'_>) -> Result<()> {
+    accumulate::fill(out, &column_sums(x)?)
 }
 
 /// `sums += row` for each row of `values`, from the first on.

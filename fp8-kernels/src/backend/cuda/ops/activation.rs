@@ -4,11 +4,11 @@
 use super::activation_sink::Sink;
 use super::activation_tiles::Whole;
 use super::blocks::{self, Values};
-use super::reduce::{column_pieces, finish_columns};
+use super::reduce::{Place, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::strips;
 use super::{Buffer, Gpu, In, Out, dtype_number, kernels};
-use crate::ops::Activation;
+use crate::ops::{Activation, GradientMut};
 use crate::{DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
 /// Returns the kernels' number for a function.
@@ -113,14 +113,41 @@ pub(crate) fn activation_backward_quantize_dbias(
     activation: Activation,
     slot: &Slot<'_>,
 ) -> Result<(Operand, Tensor)> {
+    let cols = h.shape().last_dim();
+    let dbias = gpu.alloc(DType::F32, cols)?;
     let op = "activation_backward_quantize_dbias";
+    let dh = backward_dbias(gpu, op, dy, h, activation, slot, Place::new(&dbias))?;
+    Ok((dh, Tensor::from_cuda(dbias, Shape::from([cols]), h.device())))
+}
+
+pub(crate) fn activation_backward_quantize_dbias_into(
+    gpu: &Gpu,
+    dy: &Tensor,
+    h: &Tensor,
+    activation: Activation,
+    slot: &Slot<'_>,
+    dbias: &mut GradientMut<'_>,
+) -> Result<Operand> {
+    let place = Place::of(dbias)?;
+    backward_dbias(gpu, "activation_backward_quantize_dbias_into", dy, h, activation, slot, place)
+}
+
+fn backward_dbias(
+    gpu: &Gpu,
+    op: &'static str,
+    dy: &Tensor,
+    h: &Tensor,
+    activation: Activation,
+    slot: &Slot<'_>,
+    dbias: Place,
+) -> Result<Operand> {
     let [rows, cols] = h.shape().matrix();
     // Without elements there is nothing to add up.
     let pieces = if h.numel() == 0 { 0 } else { column_pieces(rows) };
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
     let dh = backward(gpu, op, dy, h, activation, slot, Some(&partial))?;
-    let dbias = finish_columns(gpu, op, &partial, pieces, cols)?;
-    Ok((dh, Tensor::from_cuda(dbias, Shape::from([cols]), h.device())))
+    finish_columns(gpu, op, &partial, pieces, cols, dbias)?;
+    Ok(dh)
 }
 
 fn backward(

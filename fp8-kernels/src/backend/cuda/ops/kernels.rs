@@ -353,24 +353,6 @@ signatures! {
         around_one: i32, rows: u64, cols: u64, means: In<f32>, rsigmas: In<f32>, block: BlockParams, }
     NORM_BLOCKS = Norm "norm_blocks";
 
-    kernel NormBackwardHeld {
-        backward: BackwardParams, partial_gamma: Out<f32>, partial_beta: Out<f32>, }
-    NORM_BACKWARD_HELD = Norm "norm_backward_held";
-
-    kernel NormBackward {
-        backward: BackwardParams, }
-    NORM_BACKWARD_WARP = Norm "norm_backward_warp",
-    NORM_BACKWARD_BLOCK = Norm "norm_backward_block";
-
-    kernel NormBackwardColumns {
-        dy: In<Void>, dy_dtype: i32, x: In<Void>, dtype: i32, means: In<f32>, rsigmas: In<f32>, rows: u64,
-        cols: u64, parts: u64, part_rows: u64, partial_gamma: Out<f32>, partial_beta: Out<f32>, }
-    NORM_BACKWARD_COLUMNS = Norm "norm_backward_columns";
-
-    kernel NormBackwardSums {
-        partial_gamma: In<f32>, partial_beta: In<f32>, parts: u64, cols: u64, dgamma: Out<f32>, dbeta: Out<f32>, }
-    NORM_BACKWARD_SUMS = Norm "norm_backward_sums";
-
     kernel Norm {
         x: In<Void>, dtype: i32, gamma: In<Void>, gamma_dtype: i32, beta: In<Void>, beta_dtype: i32,
         centered: i32, around_one: i32, eps: f32, rows: u64, cols: u64, means: Out<f32>, rsigmas: Out<f32>,
@@ -388,6 +370,29 @@ signatures! {
     NORM_ROWS_RMS_F32_VALUES = NormRows "norm_rows_rms_f32_values",
     NORM_ROWS_RMS_BF16_CODES = NormRows "norm_rows_rms_bf16_codes",
     NORM_ROWS_RMS_BF16_VALUES = NormRows "norm_rows_rms_bf16_values";
+
+    kernel NormBackwardHeld {
+        backward: BackwardParams, partial_gamma: Out<f32>, partial_beta: Out<f32>, }
+    NORM_BACKWARD_HELD = NormBackward "norm_backward_held",
+    NORM_BACKWARD_HELD_LAYER = NormBackward "norm_backward_held_layer",
+    NORM_BACKWARD_HELD_LAYER_ADD = NormBackward "norm_backward_held_layer_add",
+    NORM_BACKWARD_HELD_RMS = NormBackward "norm_backward_held_rms",
+    NORM_BACKWARD_HELD_RMS_ADD = NormBackward "norm_backward_held_rms_add";
+
+    kernel NormBackward {
+        backward: BackwardParams, }
+    NORM_BACKWARD_WARP = NormBackward "norm_backward_warp",
+    NORM_BACKWARD_BLOCK = NormBackward "norm_backward_block";
+
+    kernel NormBackwardColumns {
+        dy: In<Void>, dy_dtype: i32, x: In<Void>, dtype: i32, means: In<f32>, rsigmas: In<f32>, rows: u64,
+        cols: u64, parts: u64, part_rows: u64, partial_gamma: Out<f32>, partial_beta: Out<f32>, }
+    NORM_BACKWARD_COLUMNS = NormBackward "norm_backward_columns";
+
+    kernel NormBackwardSums {
+        partial_gamma: In<f32>, partial_beta: In<f32>, parts: u64, cols: u64, dgamma: Out<f32>, dbeta: Out<f32>,
+        add_gamma: i32, add_beta: i32, }
+    NORM_BACKWARD_SUMS = NormBackward "norm_backward_sums";
 
     kernel Optimizer {
         records: In<OptimizerRecord>, first_blocks: In<u64>, tensors: i32, factors: In<f32>, numbers: In<f32>,
@@ -474,7 +479,7 @@ signatures! {
     REDUCE_COLUMNS = Reduce "reduce_columns";
 
     kernel ReduceColumnsFinish {
-        partial: In<f32>, pieces: u64, cols: u64, lanes: i32, out: Out<f32>, }
+        partial: In<f32>, pieces: u64, cols: u64, lanes: i32, out: Out<f32>, add: i32, }
     REDUCE_COLUMNS_FINISH = Reduce "reduce_columns_finish";
 
     kernel Rope {

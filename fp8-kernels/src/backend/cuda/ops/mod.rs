@@ -26,6 +26,7 @@ mod kernels;
 pub(crate) mod kv_cache;
 pub(crate) mod loss_scale;
 pub(crate) mod norm;
+mod norm_backward;
 mod numbers;
 pub(crate) mod optimizer;
 mod padding;

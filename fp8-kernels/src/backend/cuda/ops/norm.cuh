@@ -1,4 +1,4 @@
-// What the kernels of norms share: parameters, γ and β, and a row's statistics.
+// What the kernels of norms share: parameters, gamma and beta, and who computes a row.
 
 // What is done to rows; uniform over the launch.
 struct Norm {
@@ -72,6 +72,26 @@ __device__ __forceinline__ void put1(const Sink& sink, Codes& out, int dtype, u6
     if (sink.y) store1(sink.y, dtype, i, v);
     if (sink.codes) sink.codes[i] = (u8)code1(out, v);
     else out.amax = fmaxf(out.amax, fabsf(v));
+}
+
+// A row is the work of a warp or of a block.
+enum { BY_WARP = 0, BY_BLOCK = 1 };
+
+// The sum over the threads of one row; every one of them gets it.
+template <int BY>
+__device__ __forceinline__ float row_sum(float v, float* scratch) {
+    return BY == BY_WARP ? warp_sum(v) : block_sum(v, scratch);
+}
+
+// Calls `body(row, lane, lanes)` for the rows of this thread's warp or block: as often for each of its threads.
+template <int BY, typename Body>
+__device__ __forceinline__ void each_row(u64 rows, Body body) {
+    const int lanes = BY == BY_WARP ? WARP : (int)blockDim.x;
+    const u64 groups = blockDim.x / lanes;
+    const u64 step = groups * gridDim.x;
+    for (u64 row = blockIdx.x * groups + threadIdx.x / lanes; row < rows; row += step) {
+        body(row, (int)threadIdx.x % lanes, lanes);
+    }
 }
 
 __device__ __forceinline__ void put_statistics(float* means, float* rsigmas, u64 row, float mean, float rsigma) {

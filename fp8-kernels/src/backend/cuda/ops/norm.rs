@@ -1,10 +1,12 @@
-//! `norm` and its gradients.
+//! `norm`; its gradients are in `norm_backward`.
 //!
-//! Statistics and values are one kernel, which holds a row in registers; which kernel it is depends on the number of columns
-//! alone, so that statistics never depend on what becomes of the values. The transpose is made from the codes by a second
+//! Statistics and values are one kernel, which holds a row in registers. The order of a row's sums depends on the number of
+//! columns alone, so that statistics never depend on what becomes of the values. The transpose is made from the codes by a second
 //! launch: a block that held enough rows for both would need more shared memory than there is.
 
 use super::blocks::{self, Values};
+use super::norm_backward::WARP_COLUMNS;
+pub(crate) use super::norm_backward::{norm_backward, norm_backward_into};
 use super::slot::{self, AmaxRequest, Output};
 use super::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels, transpose};
 use crate::ops::{Norm, NormOptions, NormStats};
@@ -12,17 +14,11 @@ use crate::{BlockRule, DType, Encoding, Operand, Result, Shape, Slot, Tensor};
 
 /// Columns that a thread holds.
 const HELD: u64 = 32;
-/// The most columns that a warp holds, or reads without a block's help.
-const WARP_COLUMNS: u64 = 1024;
 /// The most columns that a block holds.
 const BLOCK_COLUMNS: u64 = 16 * 1024;
 /// The most columns and rows of the kernels that load rows ahead.
 const AHEAD_COLUMNS: u64 = 8 * 1024;
 const AHEAD_ROWS: u64 = 1 << 30;
-/// The most columns whose sums over rows a block holds.
-const SUMMED_COLUMNS: u64 = 8 * 1024;
-/// Rows, at least, of one part of a column's sum.
-const PART_ROWS: u64 = 64;
 
 pub(crate) fn norm(
     gpu: &Gpu,
@@ -245,151 +241,5 @@ impl Forward<'_> {
         // have x's extents; cells are alive: their slot is borrowed.
         // The kernel takes this number of columns with these threads.
         unsafe { kernel.launch(self.gpu, Grid { blocks, threads, shared: 0 }, &args) }
-    }
-}
-
-pub(crate) fn norm_backward(
-    gpu: &Gpu,
-    dy: &Tensor,
-    x: &Tensor,
-    gamma: &Tensor,
-    stats: &NormStats,
-    options: &NormOptions,
-    residual: Option<&Tensor>,
-) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    let op = "norm_backward";
-    let [rows, cols] = x.shape().matrix();
-    let backward = Backward {
-        gpu,
-        dy: dy.cuda(op)?,
-        x: x.cuda(op)?,
-        gamma: gamma.cuda(op)?,
-        mean: stats.mean.as_ref().map(|mean| mean.cuda(op)).transpose()?,
-        rsigma: stats.rsigma.cuda(op)?,
-        residual: residual.map(|residual| residual.cuda(op)).transpose()?,
-        around_one: i32::from(options.zero_centered_gamma),
-        rows: rows as u64,
-        cols: cols as u64,
-    };
-    let dx = gpu.alloc(x.dtype(), x.numel())?;
-    let sums = || if rows == 0 { gpu.zeros(DType::F32, cols) } else { gpu.alloc(DType::F32, cols) };
-    let dgamma = sums()?;
-    let dbeta = stats.mean.is_some().then(sums).transpose()?;
-    if rows * cols > 0 {
-        backward.run(&dx, &dgamma, dbeta.as_ref())?;
-    }
-    let tensor = |buffer: Buffer, shape: Shape| Tensor::from_cuda(buffer, shape, x.device());
-    let vector = |buffer: Buffer| tensor(buffer, Shape::from([cols]));
-    Ok((tensor(dx, *x.shape()), vector(dgamma), dbeta.map(vector)))
-}
-
-/// The inputs from which the gradients are computed.
-struct Backward<'a> {
-    gpu: &'a Gpu,
-    dy: &'a Buffer,
-    x: &'a Buffer,
-    gamma: &'a Buffer,
-    mean: Option<&'a Buffer>,
-    rsigma: &'a Buffer,
-    residual: Option<&'a Buffer>,
-    around_one: i32,
-    rows: u64,
-    cols: u64,
-}
-
-impl Backward<'_> {
-    fn run(&self, dx: &Buffer, dgamma: &Buffer, dbeta: Option<&Buffer>) -> Result<()> {
-        let held = self.cols.is_multiple_of(8) && self.cols <= SUMMED_COLUMNS;
-        let strips = self.cols.div_ceil(32);
-        let (parts, threads) = if held {
-            let threads = self.cols.div_ceil(8).next_multiple_of(32) as u32;
-            (u64::from(self.gpu.blocks(self.rows, 1, (1024 / threads).clamp(1, 16))), threads)
-        } else {
-            let most = (u64::from(self.gpu.sms()) * 8).div_ceil(strips);
-            (self.rows.div_ceil(PART_ROWS).min(most), 256)
-        };
-        let partial = || self.gpu.alloc(DType::F32, (parts * self.cols) as usize);
-        let partial_gamma = partial()?;
-        let partial_beta = dbeta.map(|_| partial()).transpose()?;
-        if held {
-            let grid = Grid::new("norm_backward", parts, threads)?;
-            let kernel = self.gpu.load(kernels::NORM_BACKWARD_HELD)?;
-            let args = kernels::NormBackwardHeld {
-                backward: self.params(dx),
-                partial_gamma: Out::f32(&partial_gamma),
-                partial_beta: Out::f32(partial_beta.as_ref()),
-            };
-            // SAFETY: tensors are as `params` says; partial sums hold [blocks, cols].
-            unsafe { kernel.launch(self.gpu, grid, &args) }?;
-        } else {
-            let (kernel, at_once) = if self.cols <= WARP_COLUMNS {
-                (kernels::NORM_BACKWARD_WARP, 8)
-            } else {
-                (kernels::NORM_BACKWARD_BLOCK, 1)
-            };
-            let grid = Grid { blocks: self.gpu.blocks(self.rows, at_once, 8), threads, shared: 0 };
-            let args = kernels::NormBackward { backward: self.params(dx) };
-            // SAFETY: tensors are as `params` says.
-            unsafe { self.gpu.load(kernel)?.launch(self.gpu, grid, &args) }?;
-            self.columns(parts, strips, &partial_gamma, partial_beta.as_ref())?;
-        }
-        let kernel = self.gpu.load(kernels::NORM_BACKWARD_SUMS)?;
-        let blocks = strips * if dbeta.is_some() { 2 } else { 1 };
-        let grid = Grid::new("norm_backward", blocks, 1024)?;
-        let args = kernels::NormBackwardSums {
-            partial_gamma: In::f32(&partial_gamma),
-            partial_beta: In::f32(partial_beta.as_ref()),
-            parts,
-            cols: self.cols,
-            dgamma: Out::f32(dgamma),
-            dbeta: Out::f32(dbeta),
-        };
-        // SAFETY: partial sums hold [parts, cols], written by
-        // the launches before, results `cols`; the second half of the blocks exists only where there is a dβ.
-        unsafe { kernel.launch(self.gpu, grid, &args) }
-    }
-
-    /// The parameters with which the kernels of dx begin. dy, x, the residual and dx hold [rows, cols], γ `cols`, statistics
-    /// `rows`, as `ops::norm_backward` has checked; dx is new, so nothing that is read is written.
-    fn params(&self, dx: &Buffer) -> kernels::BackwardParams {
-        kernels::BackwardParams {
-            dy: In::void(self.dy),
-            dy_dtype: dtype_number(self.dy.dtype()),
-            x: In::void(self.x),
-            dtype: dtype_number(self.x.dtype()),
-            gamma: In::void(self.gamma),
-            gamma_dtype: dtype_number(self.gamma.dtype()),
-            around_one: self.around_one,
-            means: In::f32(self.mean),
-            rsigmas: In::f32(self.rsigma),
-            residual: In::void(self.residual),
-            residual_dtype: self.residual.map_or(0, |residual| dtype_number(residual.dtype())),
-            dx: Out::void(dx),
-            rows: self.rows,
-            cols: self.cols,
-        }
-    }
-
-    /// Partial sums over rows, `parts` for each column.
-    fn columns(&self, parts: u64, strips: u64, gamma: &Buffer, beta: Option<&Buffer>) -> Result<()> {
-        let kernel = self.gpu.load(kernels::NORM_BACKWARD_COLUMNS)?;
-        let grid = Grid::new("norm_backward", strips * parts, 256)?;
-        let args = kernels::NormBackwardColumns {
-            dy: In::void(self.dy),
-            dy_dtype: dtype_number(self.dy.dtype()),
-            x: In::void(self.x),
-            dtype: dtype_number(self.x.dtype()),
-            means: In::f32(self.mean),
-            rsigmas: In::f32(self.rsigma),
-            rows: self.rows,
-            cols: self.cols,
-            parts,
-            part_rows: self.rows.div_ceil(parts),
-            partial_gamma: Out::f32(gamma),
-            partial_beta: Out::f32(beta),
-        };
-        // SAFETY: dy and x hold [rows, cols], statistics
-        // `rows`, partial sums [parts, cols]; there is a block for each strip of 32 columns and each part.
-        unsafe { kernel.launch(self.gpu, grid, &args) }
     }
 }

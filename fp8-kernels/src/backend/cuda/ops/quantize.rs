@@ -3,12 +3,13 @@
 //! Codes alone are a stream; with the transpose or column sums the kernel goes by tiles.
 
 use super::blocks::{self, Values};
-use super::reduce::{self, column_pieces, finish_columns};
+use super::reduce::{self, Place, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::{self, run, strips, tiles, whole_bf16};
 use super::{
     Buffer, Entry, Gpu, Grid, In, Out, amax, dtype_number, format_number, kernels, launch, transpose,
 };
+use crate::ops::GradientMut;
 use crate::{BlockRule, DType, Encoding, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::Blocks;
 
@@ -37,9 +38,33 @@ pub(crate) fn quantize(gpu: &Gpu, x: &Tensor, slot: &Slot<'_>) -> Result<Operand
 }
 
 pub(crate) fn quantize_dbias(gpu: &Gpu, dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)> {
-    let op = "quantize_dbias";
+    let cols = dy.shape().last_dim();
+    let dbias = gpu.alloc(DType::F32, cols)?;
+    let operand = quantize_dbias_at(gpu, "quantize_dbias", dy, slot, Place::new(&dbias))?;
+    Ok((operand, Tensor::from_cuda(dbias, [cols].into(), dy.device())))
+}
+
+pub(crate) fn quantize_dbias_into(
+    gpu: &Gpu,
+    dy: &Tensor,
+    slot: &Slot<'_>,
+    dbias: &mut GradientMut<'_>,
+) -> Result<Operand> {
+    let place = Place::of(dbias)?;
+    quantize_dbias_at(gpu, "quantize_dbias_into", dy, slot, place)
+}
+
+fn quantize_dbias_at(
+    gpu: &Gpu,
+    op: &'static str,
+    dy: &Tensor,
+    slot: &Slot<'_>,
+    dbias: Place,
+) -> Result<Operand> {
     if slot.is_off() || dy.numel() == 0 {
-        return Ok((quantize(gpu, dy, slot)?, reduce::column_sums(gpu, dy)?));
+        let operand = quantize(gpu, dy, slot)?;
+        reduce::column_sums_at(gpu, op, dy, dbias)?;
+        return Ok(operand);
     }
     let [rows, cols] = dy.shape().matrix();
     let pieces = column_pieces(rows);
@@ -52,8 +77,8 @@ pub(crate) fn quantize_dbias(gpu: &Gpu, dy: &Tensor, slot: &Slot<'_>) -> Result<
             output.finish()
         }
     };
-    let dbias = finish_columns(gpu, op, &partial, pieces, cols)?;
-    Ok((operand, Tensor::from_cuda(dbias, [cols].into(), dy.device())))
+    finish_columns(gpu, op, &partial, pieces, cols, dbias)?;
+    Ok(operand)
 }
 
 pub(crate) fn quantize_many(gpu: &Gpu, tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {

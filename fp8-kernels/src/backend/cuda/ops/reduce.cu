@@ -154,10 +154,10 @@ reduce_columns(const void* x, int dtype, u64 rows, u64 cols, float* partial) {
     }
 }
 
-// out[c] = the compensated sum over the pieces of column c. A block has `lanes` columns, a power of two up to 32, and
+// out[c] = the compensated sum over the pieces of column c, or is added to. A block has `lanes` columns, a power of two up to 32, and
 // 256 / lanes threads for each.
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)
-reduce_columns_finish(const float* partial, u64 pieces, u64 cols, int lanes, float* out) {
+reduce_columns_finish(const float* partial, u64 pieces, u64 cols, int lanes, float* out, int add) {
     __shared__ float high[REDUCE_THREADS];
     __shared__ float low[REDUCE_THREADS];
     int lane = (int)threadIdx.x % lanes, stripes = REDUCE_THREADS / lanes;
@@ -179,5 +179,5 @@ reduce_columns_finish(const float* partial, u64 pieces, u64 cols, int lanes, flo
         }
         __syncthreads();
     }
-    if ((int)threadIdx.x < lanes && col < cols) out[col] = sum_value(sum);
+    if ((int)threadIdx.x < lanes && col < cols) out[col] = add ? out[col] + sum_value(sum) : sum_value(sum);
 }

@@ -2,6 +2,7 @@
 
 use super::tiles::{self, TILE, tiles};
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
+use crate::ops::GradientMut;
 use crate::{DType, Result, Shape, Tensor};
 
 const THREADS: u32 = 256;
@@ -51,6 +52,44 @@ pub(crate) fn max(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
 }
 
 pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    let cols = x.shape().last_dim();
+    let sums = gpu.alloc(DType::F32, cols)?;
+    column_sums_at(gpu, "column_sums", x, Place::new(&sums))?;
+    Ok(Tensor::from_cuda(sums, Shape::from([cols]), x.device()))
+}
+
+pub(crate) fn column_sums_into(gpu: &Gpu, x: &Tensor, out: &mut GradientMut<'_>) -> Result<()> {
+    let place = Place::of(out)?;
+    column_sums_at(gpu, "column_sums_into", x, place)
+}
+
+/// Where sums over rows go, one f32 for each column.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) address: u64,
+    /// Whether they are added to what is there.
+    pub(super) is_added: bool,
+}
+
+impl Place {
+    /// A buffer that nothing was written to.
+    pub(super) fn new(buffer: &Buffer) -> Self {
+        Self { address: buffer.ptr(), is_added: false }
+    }
+
+    pub(super) fn of(gradient: &mut GradientMut<'_>) -> Result<Self> {
+        let is_added = gradient.is_added;
+        Ok(Self { address: gradient.tensor.cuda_mut(gradient.name)?.ptr(), is_added })
+    }
+
+    /// Puts the sums of no rows there.
+    pub(super) fn put_zeros(self, gpu: &Gpu, cols: usize) -> Result<()> {
+        if self.is_added || cols == 0 { Ok(()) } else { gpu.clear_bytes(self.address, 4 * cols) }
+    }
+}
+
+/// Puts the sums of the columns of `x` at a place.
+pub(super) fn column_sums_at(gpu: &Gpu, op: &'static str, x: &Tensor, place: Place) -> Result<()> {
     let [rows, cols] = x.shape().matrix();
     let pieces = column_pieces(rows);
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
@@ -58,7 +97,7 @@ pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
         let kernel = gpu.load(kernels::REDUCE_COLUMNS)?;
         let grid = tiles::grid(gpu, tiles(rows, cols), 8);
         let args = kernels::ReduceColumns {
-            x: In::void(x.cuda("column_sums")?),
+            x: In::void(x.cuda(op)?),
             dtype: dtype_number(x.dtype()),
             rows: rows as u64,
             cols: cols as u64,
@@ -67,8 +106,7 @@ pub(crate) fn column_sums(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
         // SAFETY: x holds rows · cols elements of that type, and there is one partial row for each TILE[0] rows.
         unsafe { kernel.launch(gpu, grid, &args) }?;
     }
-    let sums = finish_columns(gpu, "column_sums", &partial, pieces, cols)?;
-    Ok(Tensor::from_cuda(sums, Shape::from([cols]), x.device()))
+    finish_columns(gpu, op, &partial, pieces, cols, place)
 }
 
 /// Returns the number of rows of partial sums that a kernel writes for `rows` rows if it works by tiles.
@@ -76,18 +114,19 @@ pub(super) const fn column_pieces(rows: usize) -> usize {
     rows.div_ceil(TILE[0])
 }
 
-/// The sums of the columns of `partial`, `[pieces, cols]` in f32: what ends every sum over rows. Zeros for no pieces.
+/// Puts the sums of the columns of `partial`, `[pieces, cols]` in f32, at a place: what ends every sum over rows. Zeros for no
+/// pieces.
 pub(super) fn finish_columns(
     gpu: &Gpu,
     op: &'static str,
     partial: &Buffer,
     pieces: usize,
     cols: usize,
-) -> Result<Buffer> {
+    place: Place,
+) -> Result<()> {
     if pieces == 0 {
-        return gpu.zeros(DType::F32, cols);
+        return place.put_zeros(gpu, cols);
     }
-    let sums = gpu.alloc(DType::F32, cols)?;
     let kernel = gpu.load(kernels::REDUCE_COLUMNS_FINISH)?;
     let lanes = cols.next_power_of_two().clamp(1, 32);
     let grid = Grid::new(op, cols.div_ceil(lanes) as u64, THREADS)?;
@@ -96,11 +135,11 @@ pub(super) fn finish_columns(
         pieces: pieces as u64,
         cols: cols as u64,
         lanes: lanes as i32,
-        out: Out::f32(&sums),
+        out: Out::f32(place.address),
+        add: place.is_added.into(),
     };
-    // SAFETY: the caller's buffer holds pieces · cols f32, `out` cols, and the blocks cover all columns.
-    unsafe { kernel.launch(gpu, grid, &args) }?;
-    Ok(sums)
+    // SAFETY: the caller's buffer holds pieces · cols f32, its place cols, and the blocks cover all columns.
+    unsafe { kernel.launch(gpu, grid, &args) }
 }
 
 fn total(gpu: &Gpu, x: &Tensor, divisor: f32) -> Result<Tensor> {

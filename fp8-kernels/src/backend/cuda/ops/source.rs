@@ -22,11 +22,12 @@ const PRELUDE: &str = concat!(
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 21] = [
+const HEADERS: [(&str, &str); 22] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("activation_tiles.cuh", include_str!("activation_tiles.cuh")),
     ("adamw.cuh", include_str!("adamw.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
+    ("exp_near.cuh", include_str!("exp_near.cuh")),
     ("norm.cuh", include_str!("norm.cuh")),
     ("attention.cuh", include_str!("attention/attention.cuh")),
     ("dropout.cuh", include_str!("dropout.cuh")),
@@ -95,6 +96,7 @@ sources![
     (KvCache, "kv_cache"),
     (LossScale, "loss_scale"),
     (Norm, "norm"),
+    (NormBackward, "norm_backward"),
     (NormRows, "norm_rows"),
     (Optimizer, "optimizer"),
     (Permute, "permute"),
