@@ -1,3 +1,4 @@
+#include "exp_near.cuh"
 // Cross-entropy of logits and targets, and its backward: src/backend/cpu/cross_entropy.rs.
 //
 // A block reads a row once: each thread keeps the largest logit it met and the sum of exponentials relative to it.
@@ -36,11 +37,11 @@ __device__ __forceinline__ void meet(Met& met, const float v[8]) {
 #pragma unroll
     for (int k = 0; k < 8; k++) max = fmaxf(max, v[k]);
     float origin = origin_of(max);
-    if (max != met.max) met.sum *= fp8_exp(met.max - origin);
+    if (max != met.max) met.sum *= exp_near(met.max - origin);
     met.max = max;
     float e[8];
 #pragma unroll
-    for (int k = 0; k < 8; k++) e[k] = fp8_exp(v[k] - origin);
+    for (int k = 0; k < 8; k++) e[k] = exp_near(v[k] - origin);
     met.sum += tree8(e);
 }
 
@@ -71,7 +72,7 @@ cross_entropy_rows(const void* logits, int dtype, const int* targets, u64 rows, 
             }
             max = block_max(met.max, scratch);
             // What a thread met nothing of has the sum 0: its factor is exp(-inf).
-            float part = met.sum * fp8_exp(met.max - origin_of(max));
+            float part = met.sum * exp_near(met.max - origin_of(max));
             sum = sum_value(block_merge({part, 0.0f}, scratch));
             u64 at = (u64)column - first;
             if (at < columns) own = load1(logits, dtype, start + at);
@@ -88,7 +89,7 @@ cross_entropy_rows(const void* logits, int dtype, const int* targets, u64 rows, 
 extern "C" __global__ void __launch_bounds__(256)
 cross_entropy_part_sums(const float* own_max, const float* own_sums, const float* row_max, u64 rows, float* sums) {
     for (u64 row = grid_thread(); row < rows; row += grid_threads()) {
-        sums[row] = own_sums[row] * fp8_exp(own_max[row] - origin_of(row_max[row]));
+        sums[row] = own_sums[row] * exp_near(own_max[row] - origin_of(row_max[row]));
         sums[rows + row] = own_sums[rows + row];
     }
 }
@@ -163,7 +164,7 @@ cross_entropy_backward(const void* logits, int dtype, const int* targets, u64 ro
 #pragma unroll
                 for (int k = 0; k < 8; k++) {
                     // From the probability itself: p - 1 is exact where p is near 1, factor·p - factor is not.
-                    float p = fp8_exp(v[k] - origin) * inverse;
+                    float p = exp_near(v[k] - origin) * inverse;
                     v[k] = (i + (u64)k == hit ? p - 1.0f : p) * factor;
                 }
             }

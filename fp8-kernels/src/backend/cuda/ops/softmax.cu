@@ -1,3 +1,4 @@
+#include "exp_near.cuh"
 // Softmax of scaled, masked scores and its backward: src/backend/cpu/softmax.rs. Sums run over the lanes of a warp, then warps.
 //
 // Up to WARP_KEYS keys a warp holds a row in registers: one read. Longer rows have a block each and are read three times,
@@ -176,7 +177,7 @@ __device__ __forceinline__ void softmax_row(const void* x, void* y, int dtype, u
     for (int k = 0; k < ROW_GROUPS; k++) {
         if (first_key<WHOLE>(k, 0, WARP) < sight.limit) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[0][j] = fp8_exp(v[0][j] - origin);
+            for (int j = 0; j < 8; j++) v[0][j] = exp_near(v[0][j] - origin);
             sum += tree8(v[0]);
         }
         turn(v);
@@ -228,7 +229,7 @@ __device__ __forceinline__ void softmax_long_row(const void* x, void* y, int dty
                 continue;
             }
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = fp8_exp(v[j] - origin);
+            for (int j = 0; j < 8; j++) v[j] = exp_near(v[j] - origin);
             if (pass == 1) {
                 sum = sum_add(sum, tree8(v));
                 continue;
