@@ -3,16 +3,16 @@
 use super::case::{Outcome, cases};
 use super::compare::{refused, same};
 use super::data::{exact, normal};
-use super::norm::{NORMS, options};
+use super::norm::options;
 use fp8_kernels::ops::{Activation, GradientMut, Norm};
 use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 
-cases![column_sums, quantized, activations, norms, refuses];
+cases![quantized, activations, refuses];
 
-const SHAPES: [[usize; 2]; 7] = [[0, 8], [3, 0], [1, 1], [5, 33], [130, 72], [300, 40], [2, 1032]];
+pub(super) const SHAPES: [[usize; 2]; 7] = [[0, 8], [3, 0], [1, 1], [5, 33], [130, 72], [300, 40], [2, 1032]];
 
 /// Calls `fill` with gradients to overwrite, whatever they held, and to add to. `sums` are what it computes.
-fn check(what: &str, sums: &Tensor, fill: impl Fn(&mut GradientMut<'_>) -> Outcome) -> Outcome {
+pub(super) fn check(what: &str, sums: &Tensor, fill: impl Fn(&mut GradientMut<'_>) -> Outcome) -> Outcome {
     let (device, cols) = (sums.device(), sums.numel());
     let mut written = Tensor::full(f32::NAN, [cols], DType::F32, device)?;
     fill(&mut GradientMut::new(&mut written, "w", false))?;
@@ -22,14 +22,6 @@ fn check(what: &str, sums: &Tensor, fill: impl Fn(&mut GradientMut<'_>) -> Outco
     fill(&mut GradientMut::new(&mut added, "w", true))?;
     ops::accumulate(&mut want, sums, "w")?;
     same(&format!("{what}, added"), &added.to_f32_vec()?, &want.to_f32_vec()?, cols)
-}
-
-fn column_sums(device: &Device) -> Outcome {
-    for shape in SHAPES {
-        let x = normal(shape, DType::BF16, 1, device)?;
-        check(&format!("{shape:?}"), &ops::column_sums(&x)?, |sums| Ok(ops::column_sums_into(&x, sums)?))?;
-    }
-    Ok(())
 }
 
 fn quantized(device: &Device) -> Outcome {
@@ -65,55 +57,6 @@ fn activations(device: &Device) -> Outcome {
         })?;
     }
     Ok(())
-}
-
-/// Both gradients, the one while the other is overwritten or absent, and none.
-fn norms(device: &Device) -> Outcome {
-    for (norm, shape) in SHAPES.into_iter().flat_map(|s| NORMS.map(|n| (n, s))) {
-        let (x, dy) = (normal(shape, DType::BF16, 1, device)?, normal(shape, DType::BF16, 2, device)?);
-        let (gamma, options) = (normal([shape[1]], DType::F32, 3, device)?, options(norm));
-        let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
-        for residual in [None, Some(&dy)] {
-            let (want, dgamma, dbeta) = match residual {
-                None => ops::norm_backward(&dy, &x, &gamma, &stats, &options)?,
-                Some(residual) => ops::norm_backward_add(&dy, &x, &gamma, &stats, &options, residual)?,
-            };
-            let want = want.to_f32_vec()?;
-            let backward = |gamma_out: Option<&mut GradientMut<'_>>,
-                            beta_out: Option<&mut GradientMut<'_>>| {
-                let got = ops::norm_backward_into(
-                    &dy, &x, &gamma, &stats, &options, residual, gamma_out, beta_out,
-                )?;
-                same("dx", &got.to_f32_vec()?, &want, shape[1])
-            };
-            let what = format!("{norm} {shape:?}, residual {}", residual.is_some());
-            backward(None, None)?;
-            check(&format!("{what}: dgamma alone"), &dgamma, |out| backward(Some(out), None))?;
-            let Some(dbeta) = dbeta else { continue };
-            check(&format!("{what}: dbeta alone"), &dbeta, |out| backward(None, Some(out)))?;
-            let zeros = || Tensor::zeros([shape[1]], DType::F32, device);
-            for is_added in [false, true] {
-                let (mut other, what) = (zeros()?, format!("{what}, the other added {is_added}"));
-                check(&format!("{what}: dgamma"), &dgamma, |out| {
-                    let mut other = zeros()?;
-                    backward(Some(out), Some(&mut GradientMut::new(&mut other, "b", is_added)))?;
-                    same("dbeta", &other.to_f32_vec()?, &positive_zeros(&dbeta)?, shape[1])
-                })?;
-                check(&format!("{what}: dbeta"), &dbeta, |out| {
-                    let mut other = zeros()?;
-                    backward(Some(&mut GradientMut::new(&mut other, "g", is_added)), Some(out))?;
-                    same("dgamma", &other.to_f32_vec()?, &positive_zeros(&dgamma)?, shape[1])
-                })?;
-                backward(Some(&mut GradientMut::new(&mut other, "g", is_added)), None)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Sums of zero rows and of zeros may be -0, which is +0 once it is added to +0: no value here is one.
-fn positive_zeros(sums: &Tensor) -> Result<Vec<f32>, libtest_mimic::Failed> {
-    Ok(sums.to_f32_vec()?.into_iter().map(|sum| sum + 0.0).collect())
 }
 
 fn refuses(device: &Device) -> Outcome {

@@ -44,9 +44,9 @@ mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
-mod norm_backward;
+mod norm_ahead;
 mod norm_blocks;
-mod norm_rows;
+mod norm_gradients;
 mod norm_specials;
 mod optimizer;
 mod optimizer_rules;
@@ -107,9 +107,9 @@ pub(crate) const ALL: &[&[Case]] = &[
     linear::CASES,
     loss_scale::CASES,
     norm::CASES,
-    norm_backward::CASES,
+    norm_ahead::CASES,
     norm_blocks::CASES,
-    norm_rows::CASES,
+    norm_gradients::CASES,
     norm_specials::CASES,
     optimizer::CASES,
     optimizer_rules::CASES,

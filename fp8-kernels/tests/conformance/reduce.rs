@@ -5,6 +5,7 @@ use super::data::{
     PIECE, Random, SHAPES, exact, extremes, f64s, needle_places, normal, rounded, specials, tensor,
 };
 use super::edge::{beside_the_middle, same_sums, to_the_edge};
+use super::gradient::{self, check};
 use super::threads::same_bits;
 use fp8_kernels::{Cell, DType, Device, Encoding, Slot, Tensor, ops};
 
@@ -25,9 +26,18 @@ cases![
     every_width: Dtypes,
     column_sums: Dtypes,
     column_sums_are_quantize_dbias,
+    column_sums_written_and_added,
     same_for_any_threads,
     refuses,
 ];
+
+fn column_sums_written_and_added(device: &Device) -> Outcome {
+    for shape in gradient::SHAPES {
+        let x = normal(shape, DType::BF16, 1, device)?;
+        check(&format!("{shape:?}"), &ops::column_sums(&x)?, |sums| Ok(ops::column_sums_into(&x, sums)?))?;
+    }
+    Ok(())
+}
 
 fn sums(device: &Device, dtype: DType) -> Outcome {
     for (seed, shape) in SHAPES.into_iter().enumerate() {

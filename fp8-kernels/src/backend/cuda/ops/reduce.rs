@@ -63,7 +63,7 @@ pub(crate) fn column_sums_into(gpu: &Gpu, x: &Tensor, out: &mut GradientMut<'_>)
     column_sums_at(gpu, "column_sums_into", x, place)
 }
 
-/// Where sums over rows go, one f32 for each column.
+/// The place of sums over rows, one f32 for each column.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) address: u64,

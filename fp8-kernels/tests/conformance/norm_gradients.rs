@@ -4,11 +4,12 @@
 use super::case::{Outcome, cases};
 use super::compare::{equal, same};
 use super::data::{normal, tensor};
+use super::gradient::{self, check};
 use super::norm::{NORMS, options};
-use fp8_kernels::ops::{Norm, NormOptions, NormStats};
+use fp8_kernels::ops::{GradientMut, Norm, NormOptions, NormStats};
 use fp8_kernels::{DType, Device, Encoding, Slot, Tensor, ops};
 
-cases![of_bf16, of_mixed_types, of_special_values];
+cases![of_bf16, of_mixed_types, of_special_values, written_and_added];
 
 /// Blocks of one to thirty-two warps, columns that fill them and that do not, and more rows than blocks.
 const SHAPES: [[usize; 2]; 9] =
@@ -108,4 +109,53 @@ fn of_special_values(device: &Device) -> Outcome {
         compare(&format!("{norm}, residual"), norm, [&plain, &plain, &gamma], Some(&special), false)?;
     }
     Ok(())
+}
+
+/// Both gradients, the one while the other is overwritten or absent, and none.
+fn written_and_added(device: &Device) -> Outcome {
+    for (norm, shape) in gradient::SHAPES.into_iter().flat_map(|s| NORMS.map(|n| (n, s))) {
+        let (x, dy) = (normal(shape, DType::BF16, 1, device)?, normal(shape, DType::BF16, 2, device)?);
+        let (gamma, options) = (normal([shape[1]], DType::F32, 3, device)?, options(norm));
+        let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
+        for residual in [None, Some(&dy)] {
+            let (want, dgamma, dbeta) = match residual {
+                None => ops::norm_backward(&dy, &x, &gamma, &stats, &options)?,
+                Some(residual) => ops::norm_backward_add(&dy, &x, &gamma, &stats, &options, residual)?,
+            };
+            let want = want.to_f32_vec()?;
+            let backward = |gamma_out: Option<&mut GradientMut<'_>>,
+                            beta_out: Option<&mut GradientMut<'_>>| {
+                let got = ops::norm_backward_into(
+                    &dy, &x, &gamma, &stats, &options, residual, gamma_out, beta_out,
+                )?;
+                same("dx", &got.to_f32_vec()?, &want, shape[1])
+            };
+            let what = format!("{norm} {shape:?}, residual {}", residual.is_some());
+            backward(None, None)?;
+            check(&format!("{what}: dgamma alone"), &dgamma, |out| backward(Some(out), None))?;
+            let Some(dbeta) = dbeta else { continue };
+            check(&format!("{what}: dbeta alone"), &dbeta, |out| backward(None, Some(out)))?;
+            let zeros = || Tensor::zeros([shape[1]], DType::F32, device);
+            for is_added in [false, true] {
+                let (mut other, what) = (zeros()?, format!("{what}, the other added {is_added}"));
+                check(&format!("{what}: dgamma"), &dgamma, |out| {
+                    let mut other = zeros()?;
+                    backward(Some(out), Some(&mut GradientMut::new(&mut other, "b", is_added)))?;
+                    same("dbeta", &other.to_f32_vec()?, &positive_zeros(&dbeta)?, shape[1])
+                })?;
+                check(&format!("{what}: dbeta"), &dbeta, |out| {
+                    let mut other = zeros()?;
+                    backward(Some(&mut GradientMut::new(&mut other, "g", is_added)), Some(out))?;
+                    same("dgamma", &other.to_f32_vec()?, &positive_zeros(&dgamma)?, shape[1])
+                })?;
+                backward(Some(&mut GradientMut::new(&mut other, "g", is_added)), None)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sums of zero rows and of zeros may be -0, which is +0 once it is added to +0: no value here is one.
+fn positive_zeros(sums: &Tensor) -> Result<Vec<f32>, libtest_mimic::Failed> {
+    Ok(sums.to_f32_vec()?.into_iter().map(|sum| sum + 0.0).collect())
 }

@@ -171,7 +171,7 @@ fn rows_with_special_values(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// What these kernels leave to others gives the same codes: counts, γ around one, E5M2, LayerNorm without β, parameters of two
+/// Other kernels give the same codes where these cannot be used: counts, γ around one, E5M2, LayerNorm without β, parameters of two
 /// types, wider rows.
 fn what_others_compute(device: &Device) -> Outcome {
     for cols in [16, 1048, 8200] {
