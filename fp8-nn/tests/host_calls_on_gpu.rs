@@ -67,8 +67,9 @@ fn host(enabled: bool) -> Host {
     let options =
         LinearOptions { in_features: 64, out_features: 64, params_dtype: DType::BF16, ..Default::default() };
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let models: Vec<Linear> =
-        (0..LAYERS).map(|i| Linear::new(&format!("fc{i}"), options, &device, &mut rng).unwrap()).collect();
+    let models: Vec<Linear> = (0..LAYERS)
+        .map(|i| Linear::new(&format!("fc{i}"), options.clone(), &device, &mut rng).unwrap())
+        .collect();
     let mut scalings: Vec<Scaling> =
         models.iter().map(|model| Scaling::new(model, &device).unwrap()).collect();
     let recipe = Recipe::from(DelayedScaling::default());
