@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::backend::cuda::CudaGraph;
-use crate::{Device, Error, Replayed, Result};
+use crate::{Deferred, Device, Error, Replayed, Result};
 use std::fmt;
 use std::sync::Arc;
 
@@ -90,6 +90,27 @@ impl Device {
         match self.backend() {
             Backend::Cpu => Ok(()),
             Backend::Cuda(gpu) => gpu.expect_eager(op, remedy),
+        }
+    }
+
+    /// Returns whether a recorded step exists that may run again. It is false on the CPU.
+    ///
+    /// ```
+    /// assert!(!fp8_kernels::Device::cpu().has_graphs());
+    /// ```
+    pub fn has_graphs(&self) -> bool {
+        match self.backend() {
+            Backend::Cpu => false,
+            Backend::Cuda(gpu) => gpu.has_graphs(),
+        }
+    }
+
+    /// Has `work`, which may be put off on this device more than once, done before a step is recorded and at the end of a recorded
+    /// step. Does nothing on the CPU. The device forgets `work` when it is dropped. See [`Deferred`].
+    pub fn defer(&self, work: &Arc<dyn Deferred>) {
+        match self.backend() {
+            Backend::Cpu => {}
+            Backend::Cuda(gpu) => gpu.deferred().add(work),
         }
     }
 

@@ -16,6 +16,7 @@ mod backend;
 mod block_rule;
 mod cell_values;
 mod cells;
+mod deferred;
 mod device;
 mod dropout_state;
 mod dtype;
@@ -50,6 +51,7 @@ pub use cells::{Cell, CounterValues, Counters};
 /// The crate whose streams [`Device::from_stream`] takes.
 #[cfg(feature = "cuda")]
 pub use cudarc;
+pub use deferred::Deferred;
 pub use device::Device;
 pub use dropout_state::{DropoutDraw, DropoutState};
 pub use dtype::DType;

@@ -157,23 +157,23 @@ calls! {
         let stats = NormStats { mean: Some(floats([4], rsigma)?), rsigma: floats([4], rsigma)? };
         let (dy, x, gamma) = (floats([4, 4], dy)?, floats([4, 4], x)?, floats([4], gamma)?);
         let (mut dgamma, mut dbeta) = (floats([4], dgamma)?, floats([4], dbeta)?);
-        let [mut dgamma, mut dbeta] = [&mut dgamma, &mut dbeta].map(|grad| GradientMut::new(grad, "w", true));
+        let [mut dgamma, mut dbeta] = [&mut dgamma, &mut dbeta].map(|grad| GradientMut::new(grad, "w", ops::Update::Add));
         let (options, residual) = (NormOptions::default(), floats([4, 4], residual)?);
         ops::norm_backward_into(
             &dy, &x, &gamma, &stats, &options, Some(&residual), Some(&mut dgamma), Some(&mut dbeta),
         )?
     };
     column_sums_into(x, out): {
-        ops::column_sums_into(&floats([4, 4], x)?, &mut GradientMut::new(&mut floats([4], out)?, "w", true))?
+        ops::column_sums_into(&floats([4, 4], x)?, &mut GradientMut::new(&mut floats([4], out)?, "w", ops::Update::Add))?
     };
     quantize_dbias_into(x, out, scale, amax, counters): {
         let (x, mut out) = (floats([4, 4], x)?, floats([4], out)?);
-        let mut out = GradientMut::new(&mut out, "w", true);
+        let mut out = GradientMut::new(&mut out, "w", ops::Update::Add);
         slot([scale, amax, counters], |slot| ops::quantize_dbias_into(&x, slot, &mut out))?
     };
     activation_backward_quantize_dbias_into(dy, h, out, scale, amax, counters): {
         let (dy, h, mut out) = (floats([4, 4], dy)?, floats([4, 4], h)?, floats([4], out)?);
-        let (mut out, relu) = (GradientMut::new(&mut out, "w", true), ops::Activation::Relu);
+        let (mut out, relu) = (GradientMut::new(&mut out, "w", ops::Update::Add), ops::Activation::Relu);
         slot([scale, amax, counters], |slot| {
             ops::activation_backward_quantize_dbias_into(&dy, &h, relu, slot, &mut out)
         })?

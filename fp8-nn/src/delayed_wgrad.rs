@@ -42,7 +42,9 @@ pub fn backward_dw(model: &mut (impl Layer + ?Sized), wgrads: Vec<DelayedWgrad>)
     }
     for DelayedWgrad { weight, dy, x, accumulation, lone_recipe } in wgrads {
         if let Some(parameter) = parameters.get_mut(&weight) {
-            parameter.fill(lone_recipe, |grad, name| Ok(ops::wgrad(&dy, &x, grad, name, accumulation)?))?;
+            parameter.store(lone_recipe, |grad, update, name| {
+                Ok(ops::wgrad_into(&dy, &x, grad, update, name, accumulation)?)
+            })?;
         }
     }
     Ok(())

@@ -5,6 +5,29 @@ use fp8_kernels::ops::{self, Accumulation};
 use fp8_kernels::{DType, Operand, Scale, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, Origin, SlotName};
 
+/// The destination of a forward product's output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Destination<'a> {
+    /// A tensor in high precision.
+    High,
+    /// Codes, quantized with this slot of the layer.
+    Slot(&'a SlotName),
+    /// The sum with this tensor, a residual connection. The sum has its dtype.
+    Residual(&'a Tensor),
+}
+
+impl<'a> From<Option<&'a SlotName>> for Destination<'a> {
+    fn from(slot: Option<&'a SlotName>) -> Self {
+        slot.map_or(Self::High, Self::Slot)
+    }
+}
+
+impl<'a> From<Option<&'a Tensor>> for Destination<'a> {
+    fn from(residual: Option<&'a Tensor>) -> Self {
+        residual.map_or(Self::High, Self::Residual)
+    }
+}
+
 /// The slot with which dgrad writes its result, and whether the result is FP8.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GradInput<'a> {
@@ -19,17 +42,24 @@ pub(crate) fn is_used(slot: &Slot<'_>) -> bool {
     slot.has_one_scale() || slot.is_off() && slot.amax.is_some()
 }
 
-/// Computes `x · wᵀ + bias`, quantized with `output` where that has one scale.
+/// Computes `x · wᵀ + bias`, quantized with the slot of `output` where that has one scale, or plus its residual.
 pub(crate) fn fprop(
     cx: &mut Forward<'_>,
-    output: Option<&SlotName>,
+    output: Destination<'_>,
     [x, w]: &[Operand; 2],
     bias: Option<&Tensor>,
     dtype: DType,
     accumulation: Accumulation,
 ) -> Result<Operand> {
     let high = || ops::fprop(x, w, bias, dtype, accumulation);
-    let Some(name) = output else { return Ok(Operand::High(high()?)) };
+    let name = match output {
+        Destination::High => return Ok(Operand::High(high()?)),
+        Destination::Residual(residual) => {
+            let dtype = residual.dtype();
+            return Ok(Operand::High(ops::fprop_add(x, w, residual, bias, dtype, accumulation)?));
+        }
+        Destination::Slot(name) => name,
+    };
     let slot = cx.slot(name)?.rowwise_only();
     if !is_used(&slot) {
         return Ok(Operand::High(high()?));
@@ -41,9 +71,15 @@ pub(crate) fn fprop(
     Ok(y)
 }
 
-/// Quantizes a result that could not be written by the GEMM, as [`fprop`] does.
-pub(crate) fn forward_result(cx: &mut Forward<'_>, output: Option<&SlotName>, y: Tensor) -> Result<Operand> {
-    let Some(name) = output else { return Ok(Operand::High(y)) };
+/// Quantizes a result that could not be written by the GEMM, or adds the residual to it, as [`fprop`] does.
+pub(crate) fn forward_result(cx: &mut Forward<'_>, output: Destination<'_>, y: Tensor) -> Result<Operand> {
+    let name = match output {
+        Destination::High => return Ok(Operand::High(y)),
+        Destination::Residual(residual) => {
+            return Ok(Operand::High(ops::add(residual, &ops::cast(&y, residual.dtype())?)?));
+        }
+        Destination::Slot(name) => name,
+    };
     let slot = cx.slot(name)?.rowwise_only();
     if !is_used(&slot) {
         return Ok(Operand::High(y));

@@ -316,8 +316,8 @@ impl Loras {
             let h = h.1.map(Operand::High);
             let wgrad = |of: [&Operand; 2], parameter: &mut Parameter| {
                 let [dy, x] = of;
-                parameter.fill(lone_recipe.clone(), |grad, name| {
-                    Ok(ops::wgrad(dy, x, grad, name, Accumulation::Split)?)
+                parameter.store(lone_recipe.clone(), |grad, update, name| {
+                    Ok(ops::wgrad_into(dy, x, grad, update, name, Accumulation::Split)?)
                 })
             };
             if let Some(h) = &h {

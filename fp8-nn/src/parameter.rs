@@ -2,6 +2,7 @@
 
 mod accumulate;
 mod agreement;
+mod cleared;
 mod fp8;
 mod gradient;
 mod part;

@@ -78,15 +78,6 @@ impl<M: Module> Recomputable<M> {
         Self { inner, again }
     }
 
-    pub(crate) fn forward(
-        &self,
-        cx: &mut Forward<'_>,
-        x: &Tensor,
-        info: &SequenceInfo,
-    ) -> Result<(Tensor, RecomputableSaved<M::Saved>)> {
-        self.forward_by(cx, x, info, |inner, cx| inner.forward_with_info(cx, x, info))
-    }
-
     /// Runs `forward`, a forward pass of the layer for `x` and `info` that may return more than an output.
     pub(crate) fn forward_by<T>(
         &self,
@@ -126,11 +117,21 @@ impl<M: Module> Recomputable<M> {
         saved: RecomputableSaved<M::Saved>,
         dy: &Tensor,
     ) -> Result<Tensor> {
+        self.backward_by(cx, saved, |inner, cx, saved| inner.backward(cx, saved, dy))
+    }
+
+    /// Runs `backward`, a backward pass of the layer after its usual forward pass.
+    pub(crate) fn backward_by<T>(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: RecomputableSaved<M::Saved>,
+        backward: impl FnOnce(&mut M, &mut Backward<'_>, M::Saved) -> Result<T>,
+    ) -> Result<T> {
         let forward = |inner: &M, cx: &mut Forward<'_>, x: &Tensor, info: &SequenceInfo| {
             Ok(inner.forward_with_info(cx, x, info)?.1)
         };
         let saved = self.restore(cx, saved, forward)?;
-        self.inner.backward(cx, saved, dy)
+        backward(&mut self.inner, cx, saved)
     }
 }
 

@@ -23,6 +23,7 @@ mod ptx;
 mod python;
 mod real_model;
 mod report;
+mod sass;
 mod sim;
 mod task;
 mod test;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Task::Tidy(options) => tidy::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Golden(options) => checks::golden(&options),
         Task::Ptx(options) => ptx::run(&options),
+        Task::Sass(options) => sass::run(&options),
         Task::RealModel(options) => real_model::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Sim(options) => sim::run(&options),
         Task::Conformance(options) => conformance::run(&options),

@@ -17,6 +17,7 @@ mod rules;
 #[path = "../../fp8-kernels/tests/snapshots/signatures.rs"]
 mod signatures;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,7 +31,7 @@ use nvrtc::Nvrtc;
 use table::{ARCHITECTURES, Cell, Row};
 
 /// The options of every compilation besides the architecture, as the headers of snapshots name them.
-const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
+pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
 const GATES: [&str; 4] =
     ["warn-on-spills", "warn-on-local-memory-usage", "warn-on-double-precision-use", "-v"];
 /// NVRTC uses two threads well; more only take turns.
@@ -199,6 +200,36 @@ fn sources() -> Result<Vec<Source>> {
         }
     }
     Ok(sources)
+}
+
+/// Compiles one kernel file to machine code, with the options of every compilation.
+pub(crate) fn machine_code(nvrtc: &Nvrtc, stem: &str, arch: &str) -> Result<Vec<u8>> {
+    let sources = sources()?;
+    let source = sources.iter().find(|source| source.stem() == stem);
+    let source = source.ok_or_else(|| format!("ptx: no kernel file {stem}.cu"))?;
+    let mut options = vec![format!("-arch={arch}")];
+    options.extend(OPTIONS.map(str::to_owned));
+    let compiled = nvrtc.compile(&source.file, &source.program, &options)?;
+    Ok(compiled.cubin.ok_or(compiled.log)?)
+}
+
+/// The resources of a kernel on one architecture, and its threads, as the committed table has them.
+pub(crate) struct Resources {
+    pub(crate) threads: u32,
+    pub(crate) registers: u32,
+    pub(crate) shared: u32,
+}
+
+/// The resources of all kernels on an architecture.
+pub(crate) fn resources_on(arch: &str) -> Result<BTreeMap<String, Resources>> {
+    let column = ARCHITECTURES.iter().position(|name| *name == arch);
+    let column = column.ok_or_else(|| format!("ptx: {arch} is not in registers.txt"))?;
+    let rows = table::read(&fs::read_to_string(folder().join("registers.txt"))?);
+    let resources = rows.into_iter().filter_map(|row| {
+        let Cell { registers, shared, .. } = *row.cells.get(column)?;
+        Some((row.kernel, Resources { threads: row.threads, registers, shared }))
+    });
+    Ok(resources.collect())
 }
 
 /// Compiles all files for all architectures: an outer entry a file, an inner one an architecture.

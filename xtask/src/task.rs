@@ -2,7 +2,7 @@
 
 use crate::{
     bench, chaos, checks, conformance, gpu_bundle, mutate, mutate_codec, mutate_crates, neon, network, ptx,
-    real_model, sim, test, tidy,
+    real_model, sass, sim, test, tidy,
 };
 use clap::Subcommand;
 
@@ -18,6 +18,8 @@ pub(crate) enum Task {
     RealModel(real_model::RealModel),
     /// Compiles the CUDA kernels, checks registers and spills, and writes the PTX snapshots (seconds)
     Ptx(ptx::Ptx),
+    /// Counts the machine instructions of the CUDA kernels on an H100 and estimates times from them, without a GPU (minutes)
+    Sass(sass::Sass),
     /// Runs a command with the simulated CUDA device in place of NVIDIA's libraries
     Sim(sim::Sim),
     /// Runs the conformance suite on each backend, on the simulated device with several seeds (minutes)

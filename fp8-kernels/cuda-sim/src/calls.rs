@@ -1,6 +1,6 @@
 //! Counts the calls of each entry point, records the kernels that were launched, and makes planned calls fail.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::code::Code;
 
@@ -137,7 +137,7 @@ pub(crate) const ENTRY_POINTS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     counts: BTreeMap<&'static str, u64>,
-    kernels: BTreeSet<String>,
+    kernels: BTreeMap<String, u64>,
     faults: Vec<Fault>,
 }
 
@@ -155,14 +155,21 @@ impl Calls {
     }
 
     pub(crate) fn launched(&mut self, kernel: &str) {
-        if !self.kernels.contains(kernel) {
-            self.kernels.insert(kernel.to_owned());
+        if let Some(count) = self.kernels.get_mut(kernel) {
+            *count += 1;
+        } else {
+            self.kernels.insert(kernel.to_owned(), 1);
         }
     }
 
     /// A line for each kernel that was launched.
     pub(crate) fn kernels(&self) -> String {
-        self.kernels.iter().map(|name| format!("{name}\n")).collect()
+        self.kernels.keys().map(|name| format!("{name}\n")).collect()
+    }
+
+    /// A line for each kernel that was launched, with the number of launches.
+    pub(crate) fn launches(&self) -> String {
+        self.kernels.iter().map(|(name, count)| format!("{name} {count}\n")).collect()
     }
 
     /// The planned failure of this call, if there is one. Of two for the same call the first planned wins.

@@ -127,7 +127,18 @@ impl Control {
     /// Returns the number of calls of each function since the calls were last reset.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<String, u64> {
-        let text = self.get("calls").unwrap_or_default();
+        self.counts("calls")
+    }
+
+    /// Returns the number of launches of each kernel since the calls were last reset.
+    #[must_use]
+    pub fn launches(&self) -> BTreeMap<String, u64> {
+        self.counts("launches")
+    }
+
+    /// Returns the numbers of a text with a line `name count` for each.
+    fn counts(&self, key: &str) -> BTreeMap<String, u64> {
+        let text = self.get(key).unwrap_or_default();
         let line = |line: &str| {
             line.split_once(' ').and_then(|(name, count)| Some((name.to_owned(), count.parse().ok()?)))
         };

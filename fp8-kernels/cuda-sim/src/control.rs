@@ -6,7 +6,7 @@
 //! | `cublas`, `eager`, `memory_limit`, `sm_count`, `nccl_shared`, `stub` | as the variables `FP8_SIM_…` |
 //! | `arch` | as `FP8_SIM_ARCH`; only while no context is retained |
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
-//! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls` and `kernels` |
+//! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls`, `kernels` and `launches` |
 //! | `product_times` | `5000,4000,9000;10`: nanoseconds that a product takes by each kernel of cuBLASLt, and nanoseconds that each product adds to all later ones; empty: the usual times |
 //! | `snapshot` | the text of a snapshot that NVRTC shall know |
 //! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt, NVRTC and NCCL, refused while a context has anything live |
@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `calls` | a line `name count` for every function called |
 //! | `kernels` | a line for every kernel launched |
+//! | `launches` | a line `kernel count` for every kernel launched |
 //! | `products` | a digit for every product that ran since `product_times` was set: the index of its kernel |
 //! | `live` | a line for each allocation and pinned block, and for each kind of handle; empty if nothing lives |
 //! | `reports` | the errors of the device |
@@ -89,6 +90,7 @@ fn get(driver: &Driver, key: &str) -> Option<String> {
     Some(match key {
         "calls" => driver.calls.text(),
         "kernels" => driver.calls.kernels(),
+        "launches" => driver.calls.launches(),
         "products" => clock::products(),
         "live" => live(driver),
         "reports" => driver.reports.join("\n"),

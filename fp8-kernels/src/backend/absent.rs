@@ -3,6 +3,7 @@
 //! The types are empty enums, so a match on one has no arms and code for a GPU needs no `cfg`: the compiler knows that it
 //! cannot run.
 
+use crate::deferred::DeferredWork;
 use crate::memory::Ledger;
 use crate::{DType, Error, MemoryKind, Replayed, Result, TransposePolicy, TunedProducts};
 use std::fmt;
@@ -67,6 +68,8 @@ absent!(Gpu {
     fn capture_number(&self) -> Option<u64>;
     fn expect_eager(&self, &str, &'static str) -> Result<()>;
     fn on_replay(&self, Arc<dyn Replayed>);
+    fn has_graphs(&self) -> bool;
+    fn deferred(&self) -> &DeferredWork;
 });
 
 impl Gpu {

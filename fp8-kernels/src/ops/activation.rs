@@ -243,7 +243,7 @@ pub fn activation_backward_quantize_dbias(
 /// let dy = Tensor::from_vec(vec![5.0f32, 6.0, 7.0, 8.0], [2, 2], &cpu)?;
 /// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &cpu)?;
 /// let (slot, relu) = (Slot::off(Encoding::E5M2), ops::Activation::Relu);
-/// let mut dbias = ops::GradientMut::new(&mut main_grad, "fc1.bias", true);
+/// let mut dbias = ops::GradientMut::new(&mut main_grad, "fc1.bias", ops::Update::Add);
 /// let dh = ops::activation_backward_quantize_dbias_into(&dy, &h, relu, &slot, &mut dbias)?;
 /// assert_eq!(dh.dequantize(DType::F32)?.to_vec::<f32>()?, [0.0, 6.0, 7.0, 8.0]);
 /// assert_eq!(main_grad.to_vec::<f32>()?, [8.0, 15.0]);

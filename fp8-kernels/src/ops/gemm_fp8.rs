@@ -2,7 +2,7 @@
 //!
 //! m, n and k may have any values: where hardware requires multiples of 16, the backend pads with zeros, which reach no amax.
 
-use super::gemm::{check_bias, check_out, check_output, rounded_bias};
+use super::gemm::{Terms, Update, check_bias, check_out, check_output, check_terms, rounded_bias};
 use crate::backend::dispatch;
 use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::Blocks;
@@ -73,11 +73,53 @@ pub fn gemm_fp8(
     dtype: DType,
     accumulation: Accumulation,
 ) -> Result<Tensor> {
-    let dims = check("gemm_fp8", a, b)?;
-    check_bias("gemm_fp8", bias, dims[1], a.scale_inv())?;
-    check_output("gemm_fp8", dtype)?;
-    let bias = rounded_bias(bias, dtype)?;
-    dispatch!(a.device(), gemm_fp8::gemm_fp8(a, b, dims, bias.as_ref(), dtype, accumulation))
+    product("gemm_fp8", a, b, Terms { addend: None, bias }, dtype, accumulation)
+}
+
+/// Returns the product of two FP8 tensors, as [`gemm_fp8`](gemm_fp8()) computes it, plus `addend`, and plus `bias` on each row:
+/// `(product + addend) + bias`.
+///
+/// `addend` is a matrix of the result's size, f32, bf16 or f16. Each addition is in f32, and the result is rounded once: see
+/// [`gemm_add`](super::gemm_add).
+///
+/// # Errors
+/// Those of [`gemm_fp8`](gemm_fp8()); an addend of another size, of a dtype that is not a float, or on another device.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let codes = Tensor::from_vec(vec![0x38u8, 0x40], [1, 2], &cpu)?; // 1 and 2
+/// let a = Fp8Tensor::from_codes(codes, [1, 2], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?;
+/// let residual = Tensor::full(10.0, [1, 1], DType::F32, &cpu)?;
+/// let y = ops::gemm_fp8_add(&a, &a, &residual, None, DType::F32, ops::Accumulation::Fast)?;
+/// assert_eq!(y.to_vec::<f32>()?, [15.0]); // 1·1 + 2·2 + 10
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn gemm_fp8_add(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    addend: &Tensor,
+    bias: Option<&Tensor>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Tensor> {
+    product("gemm_fp8_add", a, b, Terms { addend: Some(addend), bias }, dtype, accumulation)
+}
+
+fn product(
+    op: &'static str,
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    terms: Terms<'_>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Tensor> {
+    let dims = check(op, a, b)?;
+    check_terms(op, &terms, dims, a.scale_inv())?;
+    check_output(op, dtype)?;
+    let bias = rounded_bias(terms.bias, dtype)?;
+    let terms = Terms { bias: bias.as_ref(), ..terms };
+    dispatch!(a.device(), gemm_fp8::gemm_fp8(op, a, b, dims, terms, dtype, accumulation))
 }
 
 /// Adds the product of two FP8 tensors, as [`gemm_fp8`](gemm_fp8()) computes it, to `out` in place.
@@ -104,10 +146,48 @@ pub fn gemm_fp8_accumulate(
     name: &str,
     accumulation: Accumulation,
 ) -> Result<()> {
-    let op = "gemm_fp8_accumulate";
+    store("gemm_fp8_accumulate", a, b, out, Update::Add, name, accumulation)
+}
+
+/// Stores the product of two FP8 tensors, as [`gemm_fp8`](gemm_fp8()) computes it, in `out`: adds it, as [`gemm_fp8_accumulate`]
+/// does, or replaces what `out` holds.
+///
+/// # Errors
+/// Those of [`gemm_fp8_accumulate`].
+///
+/// ```
+/// use fp8_kernels::{Device, Encoding, Fp8Tensor, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let codes = Tensor::from_vec(vec![0x38u8, 0x40], [2, 1], &cpu)?; // 1 and 2
+/// let a = Fp8Tensor::from_codes(codes, [2, 1], Encoding::E4M3, Tensor::scalar(1.0, &cpu)?)?;
+/// let mut dw = Tensor::from_vec(vec![f32::NAN; 4], [2, 2], &cpu)?; // from another step
+/// ops::gemm_fp8_into(&a, &a, &mut dw, ops::Update::Write, "fc1.weight.main_grad", ops::Accumulation::Split)?;
+/// assert_eq!(dw.to_vec::<f32>()?, [1.0, 2.0, 2.0, 4.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn gemm_fp8_into(
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    out: &mut Tensor,
+    update: Update,
+    name: &str,
+    accumulation: Accumulation,
+) -> Result<()> {
+    store("gemm_fp8_into", a, b, out, update, name, accumulation)
+}
+
+fn store(
+    op: &'static str,
+    a: &Fp8Tensor,
+    b: &Fp8Tensor,
+    out: &mut Tensor,
+    update: Update,
+    name: &str,
+    accumulation: Accumulation,
+) -> Result<()> {
     let [m, n, k] = check(op, a, b)?;
     check_out(op, out, [m, n], a.scale_inv())?;
-    dispatch!(a.device(), gemm_fp8::gemm_fp8_accumulate(a, b, [m, n, k], out, name, accumulation))
+    dispatch!(a.device(), gemm_fp8::gemm_fp8_into(op, a, b, [m, n, k], out, update, name, accumulation))
 }
 
 /// Computes [`gemm_fp8`](gemm_fp8()) and quantizes the result as `slot` says.

@@ -1,7 +1,8 @@
 //! The three GEMMs of a Linear, for operands in FP8 or in high precision.
 
 use super::{
-    Accumulation, Layout, gemm, gemm_accumulate, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize, quantize,
+    Accumulation, Layout, Update, gemm, gemm_add, gemm_fp8, gemm_fp8_add, gemm_fp8_into, gemm_fp8_quantize,
+    gemm_into, quantize,
 };
 use crate::{DType, Error, Operand, Result, Slot, Tensor};
 
@@ -35,6 +36,38 @@ pub fn fprop(
         (Operand::Fp8(x), Operand::Fp8(w)) => gemm_fp8(x, w, bias, dtype, accumulation),
         (Operand::High(x), Operand::High(w)) => gemm(x, w, Layout::Nt, bias, dtype),
         (Operand::High(high), _) | (_, Operand::High(high)) => mixed("fprop", high),
+    }
+}
+
+/// Computes [`fprop`] with a residual connection, `y = (x · wᵀ + addend) + bias`, in `dtype`.
+///
+/// `addend` is a matrix of the output's size, f32, bf16 or f16: see [`gemm_add`](super::gemm_add).
+///
+/// # Errors
+/// Those of [`fprop`]; an addend of another size, of a dtype that is not a float, or on another device.
+///
+/// ```
+/// use fp8_kernels::{DType, Device, Operand, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let x = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let w = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0, 5.0, 6.0], [2, 2], &cpu)?);
+/// let residual = Tensor::from_vec(vec![100.0f32, 200.0], [1, 2], &cpu)?;
+/// let y = ops::fprop_add(&x, &w, &residual, None, DType::F32, ops::Accumulation::Fast)?;
+/// assert_eq!(y.to_vec::<f32>()?, [111.0, 217.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn fprop_add(
+    x: &Operand,
+    w: &Operand,
+    addend: &Tensor,
+    bias: Option<&Tensor>,
+    dtype: DType,
+    accumulation: Accumulation,
+) -> Result<Tensor> {
+    match (x, w) {
+        (Operand::Fp8(x), Operand::Fp8(w)) => gemm_fp8_add(x, w, addend, bias, dtype, accumulation),
+        (Operand::High(x), Operand::High(w)) => gemm_add(x, w, Layout::Nt, addend, bias, dtype),
+        (Operand::High(high), _) | (_, Operand::High(high)) => mixed("fprop_add", high),
     }
 }
 
@@ -160,11 +193,37 @@ pub fn wgrad(
     name: &str,
     accumulation: Accumulation,
 ) -> Result<()> {
+    wgrad_into(dy, x, dw, Update::Add, name, accumulation)
+}
+
+/// Stores the gradient of a Linear's weight in `dw`: adds it, as [`wgrad`] does, or replaces what `dw` holds.
+///
+/// # Errors
+/// Those of [`wgrad`].
+///
+/// ```
+/// use fp8_kernels::{Device, Operand, Tensor, ops};
+/// let cpu = Device::cpu();
+/// let dy = Operand::High(Tensor::from_vec(vec![1.0f32, 2.0], [1, 2], &cpu)?);
+/// let x = Operand::High(Tensor::from_vec(vec![3.0f32, 4.0], [1, 2], &cpu)?);
+/// let mut dw = Tensor::from_vec(vec![f32::NAN; 4], [2, 2], &cpu)?; // from another step
+/// ops::wgrad_into(&dy, &x, &mut dw, ops::Update::Write, "fc1.weight.main_grad", ops::Accumulation::Split)?;
+/// assert_eq!(dw.to_vec::<f32>()?, [3.0, 4.0, 6.0, 8.0]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
+pub fn wgrad_into(
+    dy: &Operand,
+    x: &Operand,
+    dw: &mut Tensor,
+    update: Update,
+    name: &str,
+    accumulation: Accumulation,
+) -> Result<()> {
     match (dy, x) {
         (Operand::Fp8(dy), Operand::Fp8(x)) => {
-            gemm_fp8_accumulate(&dy.transposed()?, &x.transposed()?, dw, name, accumulation)
+            gemm_fp8_into(&dy.transposed()?, &x.transposed()?, dw, update, name, accumulation)
         }
-        (Operand::High(dy), Operand::High(x)) => gemm_accumulate(dy, x, Layout::Tn, dw, name),
+        (Operand::High(dy), Operand::High(x)) => gemm_into(dy, x, Layout::Tn, dw, update, name),
         (Operand::High(high), _) | (_, Operand::High(high)) => mixed("wgrad", high),
     }
 }

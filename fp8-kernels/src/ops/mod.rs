@@ -81,7 +81,7 @@ mod split;
 mod transpose;
 mod update_scales;
 
-pub use accumulate::accumulate;
+pub use accumulate::{accumulate, store};
 pub use activation::{
     Activation, activate, activation, activation_backward, activation_backward_quantize_dbias,
     activation_backward_quantize_dbias_into,
@@ -92,10 +92,10 @@ pub use adamw::{
 pub use adamw_step::AdamWStep;
 pub(crate) use adamw_step::Factors;
 pub use amax::amax;
-pub(crate) use attention::{BackwardCall, Call, Problem};
 pub use attention::{
     AttentionSaved, Diagonal, ScoreOptions, attention, attention_backward, attention_backward_to,
 };
+pub(crate) use attention::{BackwardCall, Call, Problem};
 pub use attention_fp8::{attention_fp8, attention_fp8_backward, attention_fp8_backward_to};
 pub(crate) use attention_grads::GradPlace;
 pub use attention_grads::{AttentionGrads, GradLayout};
@@ -114,15 +114,17 @@ pub use dropout::{Dropout, DropoutKey, dropout, dropout_add, dropout_add_backwar
 pub use elementwise::{add, bias, clip_in_place, mul, scale, scale_in_place};
 pub use embedding::{embedding, embedding_backward, embedding_part, embedding_part_backward};
 pub use emulation::{Emulation, emulation};
-pub use gemm::{Layout, gemm, gemm_accumulate};
-pub(crate) use gemm::{check_output, output_shape};
+pub use gemm::{Layout, Update, gemm, gemm_accumulate, gemm_add, gemm_into};
+pub(crate) use gemm::{Terms, check_output, output_shape};
 pub(crate) use gemm_fp8::product_then_quantize;
-pub use gemm_fp8::{Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_quantize};
+pub use gemm_fp8::{
+    Accumulation, can_multiply, gemm_fp8, gemm_fp8_accumulate, gemm_fp8_add, gemm_fp8_into, gemm_fp8_quantize,
+};
 pub use grad_norm::grad_norm;
 pub use gradient::GradientMut;
 pub use heads::{Heads, HeadsTensor};
 pub use kv_cache::kv_cache_append;
-pub use linear::{dgrad, dgrad_quantize, fprop, fprop_quantize, wgrad};
+pub use linear::{dgrad, dgrad_quantize, fprop, fprop_add, fprop_quantize, wgrad, wgrad_into};
 pub use loss_scale::{
     LossScale, LossScaleRule, LossScaleState, ScaledStep, UpdateCount, adamw_groups_scaled, apply_loss_scale,
     check_amaxes, check_finite, undo_loss_scale, update_loss_scale,

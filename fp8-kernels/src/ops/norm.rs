@@ -226,7 +226,7 @@ pub fn norm_backward_add(
 /// let (x, gamma, options) = (row([1.0, 3.0])?, row([1.0, 1.0])?.reshape([2])?, ops::NormOptions::default());
 /// let (_, stats) = ops::norm(&x, &gamma, None, &options, &Slot::off(Encoding::E4M3))?;
 /// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &Device::cpu())?;
-/// let mut dbeta = ops::GradientMut::new(&mut main_grad, "norm.bias", true);
+/// let mut dbeta = ops::GradientMut::new(&mut main_grad, "norm.bias", ops::Update::Add);
 /// let dy = row([5.0, 5.0])?;
 /// let dx = ops::norm_backward_into(&dy, &x, &gamma, &stats, &options, None, None, Some(&mut dbeta))?;
 /// assert_eq!(dx.to_vec::<f32>()?, [0.0, 0.0]);

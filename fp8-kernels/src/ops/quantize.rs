@@ -77,7 +77,7 @@ pub fn quantize_dbias(dy: &Tensor, slot: &Slot<'_>) -> Result<(Operand, Tensor)>
 /// use fp8_kernels::{DType, Device, Encoding, Slot, Tensor, ops};
 /// let dy = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.5], [2, 2], &Device::cpu())?;
 /// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &Device::cpu())?;
-/// let mut dbias = ops::GradientMut::new(&mut main_grad, "bias", true);
+/// let mut dbias = ops::GradientMut::new(&mut main_grad, "bias", ops::Update::Add);
 /// ops::quantize_dbias_into(&dy, &Slot::off(Encoding::E5M2), &mut dbias)?;
 /// assert_eq!(main_grad.to_vec::<f32>()?, [5.0, 7.5]);
 /// # Ok::<(), fp8_kernels::Error>(())

@@ -89,7 +89,7 @@ pub fn column_sums(x: &Tensor) -> Result<Tensor> {
 /// use fp8_kernels::{DType, Device, Tensor, ops};
 /// let dy = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::cpu())?;
 /// let mut main_grad = Tensor::full(1.0, [2], DType::F32, &Device::cpu())?;
-/// ops::column_sums_into(&dy, &mut ops::GradientMut::new(&mut main_grad, "bias", true))?;
+/// ops::column_sums_into(&dy, &mut ops::GradientMut::new(&mut main_grad, "bias", ops::Update::Add))?;
 /// assert_eq!(main_grad.to_vec::<f32>()?, [5.0, 7.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```

@@ -2,8 +2,9 @@ use super::case::{Outcome, cases};
 use super::compare::{refused, same, same_numbers};
 use super::data::{AROUND_2_16, FLOATS, normal, specials, tensor};
 use fp8_kernels::{DType, Device, Tensor, ops};
+use ops::Update;
 
-cases![adds_in_f32, special_values: Dtypes, refuses];
+cases![adds_in_f32, writes_over_what_was_there, special_values: Dtypes, refuses];
 
 fn adds_in_f32(device: &Device) -> Outcome {
     // 2^17 and more: as many as a simulated device's grid takes at once, and more.
@@ -15,6 +16,20 @@ fn adds_in_f32(device: &Device) -> Outcome {
             out.to_vec::<f32>()?.iter().zip(x.to_f32_vec()?).map(|(out, x)| out + x).collect();
         ops::accumulate(&mut out, &x, "out")?;
         same(&format!("{len} of {dtype}"), &out.to_vec::<f32>()?, &want, len)?;
+    }
+    Ok(())
+}
+
+fn writes_over_what_was_there(device: &Device) -> Outcome {
+    for (len, dtype) in (0..=17).chain([2049, 70_003]).flat_map(|len| FLOATS.map(|dtype| (len, dtype))) {
+        let mut out = Tensor::full(f32::NAN, [len], DType::F32, device)?;
+        let x = normal([len], dtype, 2, device)?;
+        let values = x.to_f32_vec()?;
+        ops::store(&mut out, &x, Update::Write, "out")?;
+        same(&format!("{len} of {dtype}"), &out.to_vec::<f32>()?, &values, len)?;
+        ops::store(&mut out, &x, Update::Add, "out")?;
+        let twice: Vec<f32> = values.iter().map(|value| value + value).collect();
+        same(&format!("{len} of {dtype}, added"), &out.to_vec::<f32>()?, &twice, len)?;
     }
     Ok(())
 }
@@ -41,6 +56,10 @@ fn refuses(device: &Device) -> Outcome {
     refused(
         ops::accumulate(&mut narrow, &x(4, DType::F32)?, "w.grad"),
         "accumulate: out has dtype bf16: expected f32",
+    )?;
+    refused(
+        ops::store(&mut out, &x(5, DType::F32)?, Update::Write, "w.grad"),
+        "store: out and x: got [4] and [5]",
     )?;
     let _holder = out.clone();
     let shared = "w.grad: cannot be changed in place, because 1 other tensor shares its storage";

@@ -27,7 +27,7 @@ cases![
 ];
 
 /// Runs a case with every library that a simulated device can have. The version is the process's: cases that depend on it take turns.
-fn with_every_library(device: &Device, run: impl Fn(&Device) -> Outcome) -> Outcome {
+pub(super) fn with_every_library(device: &Device, run: impl Fn(&Device) -> Outcome) -> Outcome {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if !device.is_simulated() {
@@ -43,7 +43,7 @@ fn with_every_library(device: &Device, run: impl Fn(&Device) -> Outcome) -> Outc
 
 /// Returns integers up to 4, scaled by a power of two for each row and for each 32 columns. Each value is exact in bf16, and
 /// sums of their products are exact in f32.
-fn small([rows, cols]: [usize; 2], seed: u64, device: &Device) -> Result<Tensor> {
+pub(super) fn small([rows, cols]: [usize; 2], seed: u64, device: &Device) -> Result<Tensor> {
     let mut random = Random::new(seed);
     let values = (0..rows * cols).map(|i| {
         let power = (i % cols / 32 % 3) as i32 - (i / cols % 2) as i32;
@@ -53,7 +53,7 @@ fn small([rows, cols]: [usize; 2], seed: u64, device: &Device) -> Result<Tensor>
 }
 
 /// Both operands of every product that there is; `None` has one scale.
-fn pairs() -> Vec<[Option<BlockRule>; 2]> {
+pub(super) fn pairs() -> Vec<[Option<BlockRule>; 2]> {
     let rules: Vec<Option<BlockRule>> = rules().into_iter().map(Some).chain([None]).collect();
     let blocks = |rule: &Option<BlockRule>| rule.map(|rule| rule.blocks());
     let all = rules.iter().flat_map(|a| rules.iter().map(move |b| [*a, *b]));
@@ -63,13 +63,13 @@ fn pairs() -> Vec<[Option<BlockRule>; 2]> {
     all.filter(is_pair).collect()
 }
 
-fn quantized(x: &Tensor, rule: Option<BlockRule>, encoding: Encoding) -> Result<Operand> {
+pub(super) fn quantized(x: &Tensor, rule: Option<BlockRule>, encoding: Encoding) -> Result<Operand> {
     let one = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: true };
     let scale = rule.map_or(Scale::FromTensor(&one), Scale::Blocks);
     ops::quantize(x, &Slot { scale, columnwise: true, ..Slot::off(encoding) })
 }
 
-fn fp8(operand: &Operand) -> Result<&Fp8Tensor, String> {
+pub(super) fn fp8(operand: &Operand) -> Result<&Fp8Tensor, String> {
     operand.as_fp8().ok_or_else(|| "got high precision, want FP8".to_owned())
 }
 

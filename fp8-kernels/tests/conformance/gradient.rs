@@ -15,11 +15,11 @@ pub(super) const SHAPES: [[usize; 2]; 7] = [[0, 8], [3, 0], [1, 1], [5, 33], [13
 pub(super) fn check(what: &str, sums: &Tensor, fill: impl Fn(&mut GradientMut<'_>) -> Outcome) -> Outcome {
     let (device, cols) = (sums.device(), sums.numel());
     let mut written = Tensor::full(f32::NAN, [cols], DType::F32, device)?;
-    fill(&mut GradientMut::new(&mut written, "w", false))?;
+    fill(&mut GradientMut::new(&mut written, "w", ops::Update::Write))?;
     same(&format!("{what}, written"), &written.to_f32_vec()?, &sums.to_f32_vec()?, cols)?;
     let (mut added, mut want) =
         (normal([cols], DType::F32, 77, device)?, normal([cols], DType::F32, 77, device)?);
-    fill(&mut GradientMut::new(&mut added, "w", true))?;
+    fill(&mut GradientMut::new(&mut added, "w", ops::Update::Add))?;
     ops::accumulate(&mut want, sums, "w")?;
     same(&format!("{what}, added"), &added.to_f32_vec()?, &want.to_f32_vec()?, cols)
 }
@@ -64,7 +64,7 @@ fn refuses(device: &Device) -> Outcome {
     let (x, gamma) = (Tensor::zeros([2, 4], DType::F32, device)?, zeros(4, DType::F32)?);
     let off = Slot::off(Encoding::E5M2);
     let mut short = zeros(3, DType::F32)?;
-    let mut out = GradientMut::new(&mut short, "w", true);
+    let mut out = GradientMut::new(&mut short, "w", ops::Update::Add);
     refused(
         ops::column_sums_into(&x, &mut out),
         "column_sums_into: out and the columns of x: got [3] and [4]: a gradient has one element per column",
@@ -89,7 +89,7 @@ fn refuses(device: &Device) -> Outcome {
     )?;
     let mut narrow = zeros(4, DType::BF16)?;
     refused(
-        ops::column_sums_into(&x, &mut GradientMut::new(&mut narrow, "w", true)),
+        ops::column_sums_into(&x, &mut GradientMut::new(&mut narrow, "w", ops::Update::Add)),
         "column_sums_into: out and the columns of x has dtype bf16: expected f32",
     )?;
     let rms = options(Norm::RmsNorm);
@@ -104,11 +104,11 @@ fn refuses(device: &Device) -> Outcome {
             &rms,
             None,
             None,
-            Some(&mut GradientMut::new(&mut dbeta, "norm.bias", true)),
+            Some(&mut GradientMut::new(&mut dbeta, "norm.bias", ops::Update::Add)),
         ),
         "norm_backward_into: dbeta = norm.bias: RMSNorm has none: pass no dbeta",
     )?;
     let _holder = dbeta.clone();
     let shared = "w: cannot be changed in place, because 1 other tensor shares its storage";
-    refused(ops::column_sums_into(&x, &mut GradientMut::new(&mut dbeta, "w", true)), shared)
+    refused(ops::column_sums_into(&x, &mut GradientMut::new(&mut dbeta, "w", ops::Update::Add)), shared)
 }

@@ -38,6 +38,7 @@ mod fp8_product;
 mod gemm;
 mod gemm_blocks;
 mod gemm_fp8;
+mod gemm_terms;
 mod grad_norm;
 mod gradient;
 mod kv_cache;
@@ -101,6 +102,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     gemm::CASES,
     gemm_blocks::CASES,
     gemm_fp8::CASES,
+    gemm_terms::CASES,
     grad_norm::CASES,
     gradient::CASES,
     kv_cache::CASES,

@@ -153,7 +153,7 @@ calls! {
     column_sums/3: |device, [a, b, c]| {
         let (x, mut out) = (floats([a, b, c], device)?, floats([c], device)?);
         ops::column_sums(&x)?;
-        ops::column_sums_into(&x, &mut ops::GradientMut::new(&mut out, "out", true))?;
+        ops::column_sums_into(&x, &mut ops::GradientMut::new(&mut out, "out", ops::Update::Add))?;
     };
     dropout/2: |device, [a, b]| {
         let key = DropoutKey { seed: a as u64, offset: b as u64 };
@@ -219,7 +219,7 @@ calls! {
             let (_, stats) = ops::norm(&x, &gamma, Some(&gamma), &options, slot)?;
             ops::norm_backward_add(&x, &x, &gamma, &stats, &options, &x)?;
             let mut gradients = [floats([c], device)?, floats([c], device)?];
-            let [mut dgamma, mut dbeta] = gradients.each_mut().map(|grad| ops::GradientMut::new(grad, "w", true));
+            let [mut dgamma, mut dbeta] = gradients.each_mut().map(|grad| ops::GradientMut::new(grad, "w", ops::Update::Add));
             let (dgamma, dbeta) = (Some(&mut dgamma), Some(&mut dbeta));
             ops::norm_backward_into(&x, &x, &gamma, &stats, &options, None, dgamma, dbeta)?;
             Ok(())

@@ -195,7 +195,9 @@ fn tied_backward(
                 delayed.push(DelayedWgrad { weight: name, dy, x, accumulation, lone_recipe });
             }
             None => {
-                weight.fill(lone_recipe, |grad, name| Ok(ops::wgrad(&dy, &x, grad, name, accumulation)?))?
+                weight.store(lone_recipe, |grad, update, name| {
+                    Ok(ops::wgrad_into(&dy, &x, grad, update, name, accumulation)?)
+                })?;
             }
         }
     }

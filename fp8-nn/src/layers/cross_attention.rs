@@ -5,7 +5,9 @@ use super::heads::Heads;
 use super::operands::Operands;
 use super::projection::{Projection, ProjectionSaved};
 use super::qk_norm::{self, QkNorm, QkNormSaved};
+use super::residual::Around;
 use crate::arguments::{Argument, Output};
+use crate::fp8_output::in_high_precision;
 use crate::sequence_info::check_sequences;
 use crate::{
     AttentionOptions, Error, InitOptions, Linear, LinearOptions, LinearSaved, Module, NormOptions, Result,
@@ -190,13 +192,25 @@ impl CrossAttention {
         encoder_output: &Tensor,
         sequences: &Sequences,
     ) -> Result<(Tensor, CrossAttentionSaved)> {
+        self.forward_adding(cx, x, encoder_output, sequences, None)
+    }
+
+    /// Runs [`forward`](Self::forward). With `residual`, this is added to the output, which has its dtype then.
+    pub(crate) fn forward_adding(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        encoder_output: &Tensor,
+        sequences: &Sequences,
+        residual: Option<&Tensor>,
+    ) -> Result<(Tensor, CrossAttentionSaved)> {
         cx.attempt(|cx| {
             let [batch, queries, _] = self.check_inputs(&self.path, x, encoder_output, sequences)?;
             precision::compute_dtype(cx, &self.path, encoder_output.dtype(), parameters(self))?;
             let dtype = precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?;
             let sizes @ Heads { heads, head_dim, .. } = self.heads;
             let (q, q_saved) = self.q.forward(cx, x, self.attention.output(0))?;
-            let (kv, kv_saved) = self.kv.forward_to(cx, encoder_output, self.attention.output(1))?;
+            let (kv, kv_saved) = self.kv.forward_to(cx, encoder_output, self.attention.output(1).into())?;
             let of_queries = [batch, queries, heads, head_dim];
             let mut qk_norm = None;
             let inputs = match (q, kv) {
@@ -217,7 +231,9 @@ impl CrossAttention {
                 }
             };
             let (o, attention) = self.attention.forward(cx, inputs, sequences, dtype)?;
-            let (y, proj) = self.proj.forward(cx, &o.reshape([batch, queries, heads * head_dim])?)?;
+            let o = o.reshape([batch, queries, heads * head_dim])?;
+            let (y, proj) = self.proj.forward_to(cx, &o, residual.into())?;
+            let y = in_high_precision(y)?;
             let (sequences, output) = (sequences.clone(), Output::of(&self.path, &y));
             Ok((y, CrossAttentionSaved { q_saved, kv_saved, qk_norm, attention, sequences, proj, output }))
         })
@@ -232,6 +248,17 @@ impl CrossAttention {
         cx: &mut Backward<'_>,
         saved: CrossAttentionSaved,
         dy: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
+        self.backward_around(cx, saved, dy, None)
+    }
+
+    /// Runs [`backward`](Self::backward) with a residual connection around the layer.
+    pub(crate) fn backward_around(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: CrossAttentionSaved,
+        dy: &Tensor,
+        around: Option<Around<'_>>,
     ) -> Result<(Tensor, Tensor)> {
         cx.attempt(|cx| {
             saved.output.check(dy)?;
@@ -255,7 +282,7 @@ impl CrossAttention {
                 }
             };
             let de = self.kv.backward(cx, kv_saved, &dkv)?;
-            let dx = self.q.backward(cx, q_saved, &flat(&dq)?, None)?;
+            let dx = self.q.backward(cx, q_saved, &flat(&dq)?, None, around)?;
             Ok((dx, de))
         })
     }

@@ -5,7 +5,7 @@ use crate::arguments::Output;
 use crate::dropout::Rate;
 use crate::{
     AttentionOptions, CrossAttention, CrossAttentionOptions, CrossAttentionSaved, InitOptions, LayerNormMlp,
-    LayerNormMlpOptions, LayerNormMlpSaved, Module, MultiheadAttention, MultiheadAttentionOptions,
+    LayerNormMlpOptions, LayerNormMlpSaved, MultiheadAttention, MultiheadAttentionOptions,
     MultiheadAttentionSaved, NormOptions, Result, SequenceInfo, composite,
 };
 use fp8_kernels::ops::{Activation, Sequences};
@@ -225,14 +225,20 @@ impl TransformerDecoderLayer {
             self.attention.check_input(&self.path, x, own)?;
             self.cross_attention.check_inputs(&self.path, x, encoder_output, cross)?;
             let encoder_output = residual.input_of_branch(cx, encoder_output)?;
-            let (a, attention) =
-                self.attention.forward_with_info(cx, &residual.input_of_branch(cx, x)?, own)?;
-            let (r, of_attention) = residual.add(cx, x, &a)?;
+            let input = residual.input_of_branch(cx, x)?;
+            let addend = residual.addend(cx, x, input.dtype())?;
+            let (a, attention) = self.attention.cached(cx, &input, own, None, addend.as_ref())?;
+            let (r, of_attention) = residual.add(cx, x, a, addend.is_some())?;
             let input = residual.input_of_branch(cx, &r)?;
-            let (c, cross_attention) = self.cross_attention.forward(cx, &input, &encoder_output, cross)?;
-            let (s, of_cross) = residual.add(cx, &r, &c)?;
-            let (m, mlp) = self.mlp.forward(cx, &residual.input_of_branch(cx, &s)?)?;
-            let (y, of_mlp) = residual.add(cx, &s, &m)?;
+            let addend = residual.addend(cx, &r, input.dtype())?;
+            let layer = &self.cross_attention;
+            let (c, cross_attention) =
+                layer.forward_adding(cx, &input, &encoder_output, cross, addend.as_ref())?;
+            let (s, of_cross) = residual.add(cx, &r, c, addend.is_some())?;
+            let input = residual.input_of_branch(cx, &s)?;
+            let addend = residual.addend(cx, &s, input.dtype())?;
+            let (m, mlp) = self.mlp.forward_adding(cx, &input, addend.as_ref())?;
+            let (y, of_mlp) = residual.add(cx, &s, m, addend.is_some())?;
             let residuals = [of_attention, of_cross, of_mlp];
             let output = Output::of(&self.path, &y);
             Ok((y, TransformerDecoderLayerSaved { attention, cross_attention, mlp, residuals, output }))
@@ -242,7 +248,7 @@ impl TransformerDecoderLayer {
     /// Returns the gradients of the input and of the encoder's output, and adds those of the parameters to their `main_grad`.
     ///
     /// # Errors
-    /// Those of [`Module::backward`].
+    /// Those of [`Module::backward`](crate::Module::backward).
     pub fn backward(
         &mut self,
         cx: &mut Backward<'_>,
@@ -254,13 +260,13 @@ impl TransformerDecoderLayer {
             saved.output.expect_layer(&self.path)?;
             let residual = &self.residual;
             let [of_attention, of_cross, of_mlp] = &saved.residuals;
-            let dm = self.mlp.backward(cx, saved.mlp, &of_mlp.backward(dy)?)?;
-            let ds = residual.sum(dy, &dm)?;
+            let dm = of_mlp.backward(dy)?;
+            let ds = self.mlp.backward_around(cx, saved.mlp, &dm, residual.around(dy))?;
+            let (dc, around) = (of_cross.backward(&ds)?, residual.around(&ds));
             let cross = &mut self.cross_attention;
-            let (dc, de) = cross.backward(cx, saved.cross_attention, &of_cross.backward(&ds)?)?;
-            let dr = residual.sum(&ds, &dc)?;
-            let dx = self.attention.backward(cx, saved.attention, &of_attention.backward(&dr)?)?;
-            Ok((residual.sum(&dr, &dx)?, de))
+            let (dr, de) = cross.backward_around(cx, saved.cross_attention, &dc, Some(around))?;
+            let (da, around) = (of_attention.backward(&dr)?, residual.around(&dr));
+            Ok((self.attention.backward_around(cx, saved.attention, &da, around)?, de))
         })
     }
 }

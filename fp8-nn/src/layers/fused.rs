@@ -2,10 +2,10 @@
 
 use super::linear::{Fused, Input, LinearCore, Ran};
 use crate::arguments::Argument;
-use crate::fp8_output::in_high_precision;
+use crate::fp8_output::{Destination, in_high_precision};
 use crate::{Error, Linear, LinearSaved, Result, precision};
 use fp8_kernels::{DType, Operand, Slot, Tensor};
-use fp8_recipe::{Backward, Forward, SlotName};
+use fp8_recipe::{Backward, Forward};
 
 impl Linear {
     /// Computes `y = x · wᵀ + b` for an `x` that `quantize` computes and quantizes in one operation, as
@@ -85,20 +85,20 @@ impl Linear {
     ) -> Result<(Tensor, LinearSaved)> {
         cx.attempt(|cx| {
             let dtype = precision::compute_dtype(cx, self.path(), input_dtype, self.parameters())?;
-            let (y, core, x, ()) =
-                self.fused_forward(cx, dtype, input_dtype, None, |slot| Ok((quantize(slot)?, ())))?;
+            let (y, core, x, ()) = self
+                .fused_forward(cx, dtype, input_dtype, Destination::High, |slot| Ok((quantize(slot)?, ())))?;
             Ok((in_high_precision(y)?, core.with_input(self.for_wgrad(cx, x))))
         })
     }
 
     /// Runs [`forward_fused`](Self::forward_fused) in `dtype`, for an operation with a second result. Returns the output, what
-    /// backward needs besides the input, the input and the second result. With `output`, a slot of this layer, the output is quantized.
+    /// backward needs besides the input, the input and the second result.
     pub(crate) fn fused_forward<T>(
         &self,
         cx: &mut Forward<'_>,
         dtype: DType,
         input_dtype: DType,
-        output: Option<&SlotName>,
+        output: Destination<'_>,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
     ) -> Result<(Operand, LinearCore, Input, T)> {
         let mut shape = None;

@@ -188,7 +188,23 @@ impl NormCore {
         stats: &NormStats,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        let (dx, dgamma, dbeta) = ops::norm_backward(dy, x, self.weight.tensor(), stats, &self.options)?;
+        self.backward_add(cx, x, stats, dy, None)
+    }
+
+    /// Returns the gradient of the input, with `residual`, another gradient of it, added before it is rounded.
+    pub(crate) fn backward_add(
+        &mut self,
+        cx: &Backward<'_>,
+        x: &Tensor,
+        stats: &NormStats,
+        dy: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let gamma = self.weight.tensor();
+        let (dx, dgamma, dbeta) = match residual {
+            Some(residual) => ops::norm_backward_add(dy, x, gamma, stats, &self.options, residual)?,
+            None => ops::norm_backward(dy, x, gamma, stats, &self.options)?,
+        };
         self.weight.accumulate_in(cx, &dgamma)?;
         if let (Some(bias), Some(dbeta)) = (&mut self.bias, dbeta) {
             bias.accumulate_in(cx, &dbeta)?;

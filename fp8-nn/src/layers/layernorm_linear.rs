@@ -2,6 +2,7 @@
 
 use super::layer_norm::NormCore;
 use super::linear::{LinearCore, WgradInput};
+use super::residual::Around;
 use crate::arguments::Output;
 use crate::fp8_output::in_high_precision;
 use crate::precision::{self, Entered};
@@ -240,7 +241,7 @@ impl LayerNormLinear {
             let (normed, stats) = self.norm.forward(&x)?;
             let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&normed, slot)?, ()));
             let (y, core, operand, ()) =
-                self.linear.fused_forward(cx, x.dtype(), x.dtype(), output, quantize)?;
+                self.linear.fused_forward(cx, x.dtype(), x.dtype(), output.into(), quantize)?;
             let operand = self.linear.for_wgrad(cx, operand);
             let linear = self.saved(cx, core, operand, true);
             Ok((y, normed, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
@@ -262,9 +263,24 @@ impl LayerNormLinear {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             Output::of(self.linear.path(), &saved.normed.x).check_named("dnormed", dnormed)?;
+            self.backward_around(cx, saved, dy, Some(dnormed), None)
+        })
+    }
+
+    /// Runs [`backward`](Module::backward) for a norm whose output has another reader with the gradient `dnormed`, and for a layer
+    /// with a residual connection around it.
+    pub(crate) fn backward_around(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormLinearSaved,
+        dy: &Tensor,
+        dnormed: Option<&Tensor>,
+        around: Option<Around<'_>>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| {
             let (linear, normed) = self.restore(cx, saved)?;
             let dn = self.linear.backward(cx, linear, dy)?;
-            self.backward_norm(cx, normed, &dn, Some(dnormed))
+            self.backward_norm(cx, normed, &dn, dnormed, around)
         })
     }
 
@@ -279,7 +295,8 @@ impl LayerNormLinear {
             let Entered { x, input_dtype } = self.enter(cx, x)?;
             let dtype = x.dtype();
             let norm = |slot: &Slot<'_>| self.norm.forward_slot(&x, slot);
-            let (y, core, operand, stats) = self.linear.fused_forward(cx, dtype, dtype, output, norm)?;
+            let (y, core, operand, stats) =
+                self.linear.fused_forward(cx, dtype, dtype, output.into(), norm)?;
             let operand = self.linear.for_wgrad(cx, operand);
             let linear = self.saved(cx, core, operand, false);
             Ok((y, LayerNormLinearSaved { normed: Normed { x, stats, input_dtype }, linear }))
@@ -332,18 +349,25 @@ impl LayerNormLinear {
         Ok((linear, normed))
     }
 
-    /// Returns the gradient of the input from those of the norm's output: the Linear's, and that of its other reader.
-    pub(crate) fn backward_norm(
+    /// Returns the gradient of the input from those of the norm's output: the Linear's, and that of its other reader. Adds that of
+    /// a residual connection.
+    fn backward_norm(
         &mut self,
         cx: &Backward<'_>,
         normed: Normed,
         dn: &Tensor,
         other: Option<&Tensor>,
+        around: Option<Around<'_>>,
     ) -> Result<Tensor> {
         let Normed { x, stats, input_dtype } = normed;
         let sum = other.map(|other| ops::add(dn, &ops::cast(other, dn.dtype())?)).transpose()?;
-        let dx = self.norm.backward(cx, &x, &stats, sum.as_ref().unwrap_or(dn))?;
-        Ok(ops::cast(&dx, input_dtype)?)
+        let residual = around.and_then(|around| around.in_norm(x.dtype(), input_dtype));
+        let dx = self.norm.backward_add(cx, &x, &stats, sum.as_ref().unwrap_or(dn), residual)?;
+        let dx = ops::cast(&dx, input_dtype)?;
+        match around {
+            Some(around) if residual.is_none() => around.sum(&dx),
+            _ => Ok(dx),
+        }
     }
 
     /// Runs [`Linear::backward_fused`], then the backward of the norm, for a `dy` that `quantize` computes and quantizes in
@@ -357,20 +381,22 @@ impl LayerNormLinear {
         saved: LayerNormLinearSaved,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
-        cx.attempt(|cx| self.backward_both(cx, saved, None, quantize))
+        cx.attempt(|cx| self.backward_both(cx, saved, None, None, quantize))
     }
 
-    /// Runs [`backward_fused`](Self::backward_fused) where the norm's output has another reader, with the gradient `dnormed`.
+    /// Runs [`backward_fused`](Self::backward_fused) where the norm's output has another reader, with the gradient `dnormed`, or a
+    /// residual connection is around the layer.
     pub(crate) fn backward_both(
         &mut self,
         cx: &mut Backward<'_>,
         saved: LayerNormLinearSaved,
         dnormed: Option<&Tensor>,
+        around: Option<Around<'_>>,
         quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
         let (linear, normed) = self.restore(cx, saved)?;
         let dn = self.linear.backward_fused(cx, linear, quantize)?;
-        self.backward_norm(cx, normed, &dn, dnormed)
+        self.backward_norm(cx, normed, &dn, dnormed, around)
     }
 }
 
@@ -392,10 +418,6 @@ impl Module for LayerNormLinear {
         saved: LayerNormLinearSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        cx.attempt(|cx| {
-            let (linear, normed) = self.restore(cx, saved)?;
-            let dn = self.linear.backward(cx, linear, dy)?;
-            self.backward_norm(cx, normed, &dn, None)
-        })
+        self.backward_around(cx, saved, dy, None, None)
     }
 }

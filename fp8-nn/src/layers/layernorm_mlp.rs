@@ -1,6 +1,7 @@
 //! A norm and a feed-forward network in one layer.
 
 use super::linear::LinearCore;
+use super::residual::Around;
 use crate::arguments::{Argument, Output};
 use crate::fp8_output::in_high_precision;
 use crate::{
@@ -212,11 +213,37 @@ impl LayerNormMlp {
         cx: &mut Forward<'_>,
         x: &Tensor,
     ) -> Result<(Tensor, Tensor, LayerNormMlpSaved)> {
+        self.forward_adding_layernorm_output(cx, x, None)
+    }
+
+    /// Runs [`forward_with_layernorm_output`](Self::forward_with_layernorm_output). With `sum`, the output of the norm is added to the
+    /// output, which has this dtype then.
+    pub(crate) fn forward_adding_layernorm_output(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        sum: Option<DType>,
+    ) -> Result<(Tensor, Tensor, LayerNormMlpSaved)> {
         cx.attempt(|cx| {
             self.check_input(x)?;
             let (h, normed, fc1) = self.fc1.forward_with_layernorm_output(cx, x)?;
-            let (y, saved) = self.finish(cx, h, fc1)?;
+            let residual = sum.map(|dtype| ops::cast(&normed, dtype)).transpose()?;
+            let (y, saved) = self.finish(cx, h, fc1, residual.as_ref())?;
             Ok((y, normed, saved))
+        })
+    }
+
+    /// Runs [`forward`](Module::forward). With `residual`, this is added to the output, which has its dtype then.
+    pub(crate) fn forward_adding(
+        &self,
+        cx: &mut Forward<'_>,
+        x: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<(Tensor, LayerNormMlpSaved)> {
+        cx.attempt(|cx| {
+            self.check_input(x)?;
+            let (h, fc1) = self.fc1.forward(cx, x)?;
+            self.finish(cx, h, fc1, residual)
         })
     }
 
@@ -235,8 +262,19 @@ impl LayerNormMlp {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check_named("dnormed", dnormed)?;
-            self.backward_both(cx, saved, dy, Some(dnormed))
+            self.backward_both(cx, saved, dy, Some(dnormed), None)
         })
+    }
+
+    /// Runs [`backward`](Module::backward) with a residual connection around the layer.
+    pub(crate) fn backward_around(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LayerNormMlpSaved,
+        dy: &Tensor,
+        around: Around<'_>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| self.backward_both(cx, saved, dy, None, Some(around)))
     }
 
     fn check_input(&self, x: &Tensor) -> Result<()> {
@@ -246,16 +284,17 @@ impl LayerNormMlp {
         argument.features(hidden_size, "hidden_size").map(drop)
     }
 
-    /// Computes activation and `fc2`.
+    /// Computes activation and `fc2`, and adds the residual.
     fn finish(
         &self,
         cx: &mut Forward<'_>,
         h: Tensor,
         fc1: LayerNormLinearSaved,
+        residual: Option<&Tensor>,
     ) -> Result<(Tensor, LayerNormMlpSaved)> {
         let activation = |slot: &Slot<'_>| Ok((ops::activation(&h, self.activation, slot)?, ()));
         let dtype = precision::compute_dtype(cx, self.fc2.path(), h.dtype(), self.fc2.parameters())?;
-        let (y, core, x, ()) = self.fc2.fused_forward(cx, dtype, h.dtype(), None, activation)?;
+        let (y, core, x, ()) = self.fc2.fused_forward(cx, dtype, h.dtype(), residual.into(), activation)?;
         let y = in_high_precision(y)?;
         let fc2 = if self.recomputes_activation && self.fc2.weight().is_trainable() {
             SavedFc2::WithoutInput { core, snapshot: cx.snapshot() }
@@ -272,6 +311,7 @@ impl LayerNormMlp {
         saved: LayerNormMlpSaved,
         dy: &Tensor,
         dnormed: Option<&Tensor>,
+        around: Option<Around<'_>>,
     ) -> Result<Tensor> {
         let LayerNormMlpSaved { fc1, h, fc2, output } = saved;
         output.check(dy)?;
@@ -286,7 +326,7 @@ impl LayerNormMlp {
             }
         };
         let da = self.fc2.backward(cx, fc2, dy)?;
-        self.fc1.backward_both(cx, fc1, dnormed, |slot| {
+        self.fc1.backward_both(cx, fc1, dnormed, around, |slot| {
             let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
             Ok((dh, Some(db)))
         })
@@ -297,11 +337,7 @@ impl Module for LayerNormMlp {
     type Saved = LayerNormMlpSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LayerNormMlpSaved)> {
-        cx.attempt(|cx| {
-            self.check_input(x)?;
-            let (h, fc1) = self.fc1.forward(cx, x)?;
-            self.finish(cx, h, fc1)
-        })
+        self.forward_adding(cx, x, None)
     }
 
     fn is_positionwise(&self) -> bool {
@@ -309,6 +345,6 @@ impl Module for LayerNormMlp {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>, saved: LayerNormMlpSaved, dy: &Tensor) -> Result<Tensor> {
-        cx.attempt(|cx| self.backward_both(cx, saved, dy, None))
+        cx.attempt(|cx| self.backward_both(cx, saved, dy, None, None))
     }
 }

@@ -1,7 +1,7 @@
 //! Linear layers.
 
 use crate::arguments::{Argument, Output};
-use crate::fp8_output::{GradInput, in_high_precision};
+use crate::fp8_output::{Destination, GradInput, in_high_precision};
 use crate::lora::{LoraSaved, Loras};
 use crate::precision::{self, Entered};
 use crate::{Cut, Layer, Module, ParallelMode, Parameter, Result, TensorParallel, fp8_output, init};
@@ -258,7 +258,7 @@ impl Linear {
     }
 
     /// Computes the output from an input that was quantized for fprop and wgrad. Returns it with what backward needs besides the
-    /// input. With `output`, a slot of this layer, the output is quantized with it.
+    /// input. A residual is added after the sum over ranks and after the products of adapters.
     pub(crate) fn forward_quantized(
         &self,
         cx: &mut Forward<'_>,
@@ -266,7 +266,7 @@ impl Linear {
         input_shape: Shape,
         dtype: DType,
         input_dtype: DType,
-        output: Option<&SlotName>,
+        output: Destination<'_>,
     ) -> Result<(Operand, LinearCore)> {
         let (name, x) = (&self.slots.weight, &input.whole);
         self.part.check(cx, &self.slots)?;
@@ -389,9 +389,9 @@ impl Linear {
                 let weight = self.weight.name().clone();
                 delayed.push(DelayedWgrad { weight, dy, x, accumulation, lone_recipe });
             }
-            (Some(x), None) => self
-                .weight
-                .fill(lone_recipe, |grad, name| Ok(ops::wgrad(&dy, &x, grad, name, accumulation)?))?,
+            (Some(x), None) => self.weight.store(lone_recipe, |grad, update, name| {
+                Ok(ops::wgrad_into(&dy, &x, grad, update, name, accumulation)?)
+            })?,
         }
         if let (Some(bias), Some(db)) = (&mut self.bias, db) {
             bias.accumulate_in(cx, db)?;
@@ -462,12 +462,12 @@ impl Linear {
         self
     }
 
-    /// Runs [`forward`](Module::forward) with an output that `output`, a slot of this layer, quantizes.
+    /// Runs [`forward`](Module::forward) with another destination of the output.
     pub(crate) fn forward_to(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
-        output: Option<&SlotName>,
+        output: Destination<'_>,
     ) -> Result<(Operand, LinearSaved)> {
         cx.attempt(|cx| {
             self.part.enter(cx);
@@ -545,7 +545,7 @@ impl Module for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, cx: &mut Forward<'_>, x: &Tensor) -> Result<(Tensor, LinearSaved)> {
-        let (y, saved) = self.forward_to(cx, x, None)?;
+        let (y, saved) = self.forward_to(cx, x, Destination::High)?;
         Ok((in_high_precision(y)?, saved))
     }
 

@@ -5,7 +5,9 @@ use super::heads::Heads;
 use super::operands::Operands;
 use super::projection::{Projection, ProjectionSaved};
 use super::qk_norm::{self, QkNorm, QkNormSaved};
+use super::residual::Around;
 use crate::arguments::{Argument, Output};
+use crate::fp8_output::in_high_precision;
 use crate::kv_cache::CachedLayer;
 use crate::{
     AttentionOptions, Block, Error, InitOptions, LayerNormLinear, Linear, LinearOptions, LinearSaved, Module,
@@ -317,43 +319,47 @@ impl MultiheadAttention {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, Tensor, MultiheadAttentionSaved)> {
-        self.cached_with_layernorm_output(cx, x, info, None)
+        self.cached_with_layernorm_output(cx, x, info, None, None)
     }
 
     /// As [`forward_with_layernorm_output`](Self::forward_with_layernorm_output), behind a cache if there is one: see
-    /// [`cached`](Self::cached).
+    /// [`cached`](Self::cached). With `sum`, the output of the norm is added to the output, which has this dtype then.
     pub(crate) fn cached_with_layernorm_output(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         info: &SequenceInfo,
         cache: Option<CachedLayer<'_>>,
+        sum: Option<DType>,
     ) -> Result<(Tensor, Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
             let entered = self.enter(cx, x, info)?;
             let output = self.attention.output(0).filter(|_| cache.is_none());
             let (qkv, normed, qkv_saved) =
                 self.qkv.forward_with_layernorm_output(cx, &self.path, x, output)?;
-            let (y, saved) = self.finish(cx, entered, qkv, qkv_saved, info, cache)?;
+            let residual = sum.map(|dtype| ops::cast(&normed, dtype)).transpose()?;
+            let residual = residual.as_ref();
+            let (y, saved) = self.finish(cx, entered, qkv, qkv_saved, info, cache, residual)?;
             Ok((y, normed, saved))
         })
     }
 
     /// Returns the output and what backward needs. With a cache, keys and values are appended to it, and attention, which must be
     /// causal, reads all of it. What it reads then is in high precision until it quantizes it itself, and a backward pass would
-    /// find the cache in `saved`.
+    /// find the cache in `saved`. With `residual`, this is added to the output, which has its dtype then.
     pub(crate) fn cached(
         &self,
         cx: &mut Forward<'_>,
         x: &Tensor,
         info: &SequenceInfo,
         cache: Option<CachedLayer<'_>>,
+        residual: Option<&Tensor>,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         cx.attempt(|cx| {
             let entered = self.enter(cx, x, info)?;
             let output = self.attention.output(0).filter(|_| cache.is_none());
             let (qkv, qkv_saved) = self.qkv.forward(cx, x, output)?;
-            self.finish(cx, entered, qkv, qkv_saved, info, cache)
+            self.finish(cx, entered, qkv, qkv_saved, info, cache, residual)
         })
     }
 
@@ -372,8 +378,19 @@ impl MultiheadAttention {
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             saved.output.check_named("dnormed", dnormed)?;
-            self.backward_both(cx, saved, dy, Some(dnormed))
+            self.backward_both(cx, saved, dy, Some(dnormed), None)
         })
+    }
+
+    /// Runs [`backward`](Module::backward) with a residual connection around the layer.
+    pub(crate) fn backward_around(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: MultiheadAttentionSaved,
+        dy: &Tensor,
+        around: Around<'_>,
+    ) -> Result<Tensor> {
+        cx.attempt(|cx| self.backward_both(cx, saved, dy, None, Some(around)))
     }
 
     /// Checks the input before the parts compute anything, so that an error names this layer. Returns `[batch, seq]` and the
@@ -383,7 +400,8 @@ impl MultiheadAttention {
         Ok((sizes, precision::compute_dtype(cx, &self.path, x.dtype(), parameters(self))?))
     }
 
-    /// Computes attention and `proj`.
+    /// Computes attention and `proj`, and adds the residual.
+    #[expect(clippy::too_many_arguments, reason = "the rest of both forward passes")]
     fn finish(
         &self,
         cx: &mut Forward<'_>,
@@ -392,6 +410,7 @@ impl MultiheadAttention {
         qkv_saved: ProjectionSaved,
         info: &SequenceInfo,
         cache: Option<CachedLayer<'_>>,
+        residual: Option<&Tensor>,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
         let heads = self.heads;
         let in_tokens = [batch, seq, heads.q_width() + heads.kv_width()];
@@ -425,7 +444,9 @@ impl MultiheadAttention {
             }
         };
         let (o, attention) = self.attention.forward_at(cx, inputs, &info.sequences, dtype, diagonal)?;
-        let (y, proj) = self.proj.forward(cx, &o.reshape([batch, seq, heads.q_width()])?)?;
+        let o = o.reshape([batch, seq, heads.q_width()])?;
+        let (y, proj) = self.proj.forward_to(cx, &o, residual.into())?;
+        let y = in_high_precision(y)?;
         let (info, output) = (info.clone(), Output::of(&self.path, &y));
         let saved = MultiheadAttentionSaved { qkv: qkv_saved, qk_norm, attention, info, proj, output };
         Ok((y, saved))
@@ -471,6 +492,7 @@ impl MultiheadAttention {
         saved: MultiheadAttentionSaved,
         dy: &Tensor,
         dnormed: Option<&Tensor>,
+        around: Option<Around<'_>>,
     ) -> Result<Tensor> {
         saved.output.check(dy)?;
         let MultiheadAttentionSaved { qkv, qk_norm, attention, info, proj, .. } = saved;
@@ -504,7 +526,7 @@ impl MultiheadAttention {
             }
             _ => dqkv,
         };
-        self.qkv.backward(cx, qkv, &dqkv, dnormed)
+        self.qkv.backward(cx, qkv, &dqkv, dnormed, around)
     }
 }
 
@@ -523,7 +545,7 @@ impl Block for MultiheadAttention {
         info: &SequenceInfo,
         cache: Option<CachedLayer<'_>>,
     ) -> Result<Tensor> {
-        Ok(self.cached(cx, x, info, cache)?.0)
+        Ok(self.cached(cx, x, info, cache, None)?.0)
     }
 
     fn kv_heads(&self) -> [usize; 2] {
@@ -544,7 +566,7 @@ impl Module for MultiheadAttention {
         x: &Tensor,
         info: &SequenceInfo,
     ) -> Result<(Tensor, MultiheadAttentionSaved)> {
-        self.cached(cx, x, info, None)
+        self.cached(cx, x, info, None, None)
     }
 
     fn backward(
@@ -553,6 +575,6 @@ impl Module for MultiheadAttention {
         saved: MultiheadAttentionSaved,
         dy: &Tensor,
     ) -> Result<Tensor> {
-        cx.attempt(|cx| self.backward_both(cx, saved, dy, None))
+        cx.attempt(|cx| self.backward_both(cx, saved, dy, None, None))
     }
 }

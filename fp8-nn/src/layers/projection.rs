@@ -1,5 +1,6 @@
 //! The projection in front of an attention.
 
+use super::residual::Around;
 use crate::{
     Error, Layer, LayerNormLinear, LayerNormLinearOptions, LayerNormLinearSaved, Linear, LinearOptions,
     LinearSaved, Loras, Module, NormOptions, Parameter, Result,
@@ -90,7 +91,7 @@ impl Projection {
     ) -> Result<(Operand, ProjectionSaved)> {
         Ok(match self {
             Self::Plain(linear) => {
-                let (y, saved) = linear.forward_to(cx, x, output)?;
+                let (y, saved) = linear.forward_to(cx, x, output.into())?;
                 (y, ProjectionSaved::Plain(saved))
             }
             Self::Normed(linear) => {
@@ -121,20 +122,24 @@ impl Projection {
         }
     }
 
-    /// `dnormed` is the gradient of the norm's output from its other reader. Without a norm there is none.
+    /// `dnormed` is the gradient of the norm's output from its other reader. Without a norm there is none. `around` is that of a
+    /// residual connection around the layer.
     pub(crate) fn backward(
         &mut self,
         cx: &mut Backward<'_>,
         saved: ProjectionSaved,
         dy: &Tensor,
         dnormed: Option<&Tensor>,
+        around: Option<Around<'_>>,
     ) -> Result<Tensor> {
         match (self, saved) {
-            (Self::Plain(linear), ProjectionSaved::Plain(saved)) => linear.backward(cx, saved, dy),
-            (Self::Normed(linear), ProjectionSaved::Normed(saved)) => match dnormed {
-                Some(dnormed) => linear.backward_with_layernorm_output(cx, saved, dy, dnormed),
-                None => linear.backward(cx, saved, dy),
-            },
+            (Self::Plain(linear), ProjectionSaved::Plain(saved)) => {
+                let dx = linear.backward(cx, saved, dy)?;
+                around.map_or(Ok(dx.clone()), |around| around.sum(&dx))
+            }
+            (Self::Normed(linear), ProjectionSaved::Normed(saved)) => {
+                linear.backward_around(cx, saved, dy, dnormed, around)
+            }
             (Self::Plain(linear), ProjectionSaved::Normed(_)) => {
                 Err(another_layer(linear, "with a norm before it"))
             }

@@ -1,7 +1,7 @@
 //! A transformer block.
 
 use super::layer_norm::NormCore;
-use super::residual::{Residual, ResidualSaved};
+use super::residual::{Around, Residual, ResidualSaved};
 use crate::arguments::Output;
 use crate::dropout::Rate;
 use crate::hand_over_gradients;
@@ -366,32 +366,39 @@ impl TransformerLayer {
         let Self { attention, mlp, residual, .. } = self;
         let input = residual.input_of_branch(cx, x)?;
         let (r, attention, of_attention) = if self.adds_normed {
+            let sum = residual.dtype_in_product(cx, input.dtype());
             let ((a, normed), saved) = attention.forward_by(cx, &input, info, |attention, cx| {
-                let (a, normed, saved) = attention.cached_with_layernorm_output(cx, &input, info, cache)?;
+                let (a, normed, saved) =
+                    attention.cached_with_layernorm_output(cx, &input, info, cache, sum)?;
                 Ok(((a, normed), saved))
             })?;
-            let (r, masks) = residual.add(cx, &normed, &a)?;
+            let (r, masks) = residual.add(cx, &normed, a, sum.is_some())?;
             (r, saved, masks)
         } else {
+            let addend = residual.addend(cx, x, input.dtype())?;
             let run = |attention: &MultiheadAttention, cx: &mut Forward<'_>| {
-                attention.cached(cx, &input, info, cache)
+                attention.cached(cx, &input, info, cache, addend.as_ref())
             };
             let (a, saved) = attention.forward_by(cx, &input, info, run)?;
-            let (r, masks) = residual.add(cx, x, &a)?;
+            let (r, masks) = residual.add(cx, x, a, addend.is_some())?;
             (r, saved, masks)
         };
         let (y, mlp, of_mlp) = if self.adds_normed {
             let input = residual.input_of_branch(cx, &r)?;
+            let sum = residual.dtype_in_product(cx, input.dtype());
             let ((m, normed), saved) = mlp.forward_by(cx, &input, &SequenceInfo::default(), |mlp, cx| {
-                let (m, normed, saved) = mlp.forward_with_layernorm_output(cx, &input)?;
+                let (m, normed, saved) = mlp.forward_adding_layernorm_output(cx, &input, sum)?;
                 Ok(((m, normed), saved))
             })?;
-            let (y, masks) = residual.add(cx, &normed, &m)?;
+            let (y, masks) = residual.add(cx, &normed, m, sum.is_some())?;
             (y, saved, masks)
         } else {
             let input = if self.is_parallel { input } else { residual.input_of_branch(cx, &r)? };
-            let (m, saved) = mlp.forward(cx, &input, &SequenceInfo::default())?;
-            let (y, masks) = residual.add(cx, &r, &m)?;
+            let addend = residual.addend(cx, &r, input.dtype())?;
+            let run =
+                |mlp: &LayerNormMlp, cx: &mut Forward<'_>| mlp.forward_adding(cx, &input, addend.as_ref());
+            let (m, saved) = mlp.forward_by(cx, &input, &SequenceInfo::default(), run)?;
+            let (y, masks) = residual.add(cx, &r, m, addend.is_some())?;
             (y, saved, masks)
         };
         let (y, normed) = match &self.norm {
@@ -436,15 +443,23 @@ impl TransformerLayer {
             let da = of_attention.backward(&dr)?;
             return attention.inner.backward_with_layernorm_output(cx, saved, &da, &dr);
         }
-        let dm = mlp.backward(cx, saved_mlp, &da)?;
-        hand_over_gradients(cx, mlp)?;
         if self.is_parallel {
-            let dx = attention.backward(cx, saved_attention, &of_attention.backward(dy)?)?;
-            return residual.sum(dy, &ops::add(&dx, &dm)?);
+            let dm = mlp.backward(cx, saved_mlp, &da)?;
+            hand_over_gradients(cx, mlp)?;
+            let da = of_attention.backward(dy)?;
+            let dx = attention.backward_by(cx, saved_attention, |attention, cx, saved| {
+                attention.backward_around(cx, saved, &da, Around::of_layer(&dm))
+            })?;
+            return residual.around(dy).sum(&dx);
         }
-        let dr = residual.sum(dy, &dm)?;
-        let dx = attention.backward(cx, saved_attention, &of_attention.backward(&dr)?)?;
-        residual.sum(&dr, &dx)
+        let around = residual.around(dy);
+        let dr =
+            mlp.backward_by(cx, saved_mlp, |mlp, cx, saved| mlp.backward_around(cx, saved, &da, around))?;
+        hand_over_gradients(cx, mlp)?;
+        let (da, around) = (of_attention.backward(&dr)?, residual.around(&dr));
+        attention.backward_by(cx, saved_attention, |attention, cx, saved| {
+            attention.backward_around(cx, saved, &da, around)
+        })
     }
 }
 

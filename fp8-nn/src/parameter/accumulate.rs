@@ -3,13 +3,14 @@
 use super::gradient::gradient_of;
 use super::{Event, Gradient, Parameter};
 use crate::Result;
+use fp8_kernels::ops::Update;
 use fp8_kernels::{Tensor, ops};
 use fp8_recipe::Backward;
 use std::sync::Arc;
 
 impl Parameter {
     /// Returns the accumulated gradient, f32. It has no elements if the parameter is frozen, and between the backward pass and
-    /// [`Gradients::finish`](crate::Gradients::finish).
+    /// [`Gradients::finish`](crate::Gradients::finish); nor if the device fails to set it to 0 after [`zero_grad`](Self::zero_grad).
     pub fn main_grad(&self) -> &Tensor {
         self.gradient.tensor()
     }
@@ -41,7 +42,7 @@ impl Parameter {
     /// Another shape or device than the gradient's; a dtype that is not a float; a gradient that shares its storage with another
     /// tensor.
     pub fn accumulate(&mut self, gradient: &Tensor) -> Result<()> {
-        self.fill(None, |grad, name| Ok(ops::accumulate(grad, gradient, name)?))
+        self.store(None, |grad, update, name| Ok(ops::store(grad, gradient, update, name)?))
     }
 
     /// Adds `gradient` to the gradient, or does nothing if the parameter is frozen. This is for the backward of a layer of your
@@ -81,11 +82,26 @@ impl Parameter {
     /// # Errors
     /// Those of [`accumulate`](Self::accumulate).
     pub fn accumulate_in(&mut self, cx: &Backward<'_>, gradient: &Tensor) -> Result<()> {
-        self.fill(cx.lone_recipe(), |grad, name| Ok(ops::accumulate(grad, gradient, name)?))
+        self.store(cx.lone_recipe(), |grad, update, name| Ok(ops::store(grad, gradient, update, name)?))
     }
 
-    /// Adds to the gradient by `add`, which takes it and the parameter's name, or does nothing if the parameter is frozen. All
-    /// backward passes add in this way. `lone_recipe` is that of the scope ([`Backward::lone_recipe`]).
+    /// Adds to the gradient by `store`, which takes it, whether to add to what it holds or to replace that, and the parameter's name;
+    /// or does nothing if the parameter is frozen. The first of the backward passes since [`zero_grad`](Self::zero_grad) replaces. All
+    /// add in this way, or by [`fill`](Self::fill). `lone_recipe` is that of the scope ([`Backward::lone_recipe`]).
+    pub(crate) fn store(
+        &mut self,
+        lone_recipe: Option<Arc<str>>,
+        store: impl FnOnce(&mut Tensor, Update, &str) -> Result<()>,
+    ) -> Result<()> {
+        if !self.is_trainable {
+            return Ok(());
+        }
+        self.gradient.expect_here(&self.name)?;
+        let name = &self.name;
+        self.gradient.store(Event::Added { lone_recipe }, |grad, update| store(grad, update, name))
+    }
+
+    /// Adds to the gradient by `add`, which cannot replace what it holds: see [`store`](Self::store).
     pub(crate) fn fill(
         &mut self,
         lone_recipe: Option<Arc<str>>,
@@ -100,6 +116,8 @@ impl Parameter {
 
     /// Sets the gradient to 0. A frozen parameter has none.
     ///
+    /// What is added first replaces what the memory holds, which is set to 0 only if the gradient is read before.
+    ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.
     pub fn zero_grad(&mut self) -> Result<()> {
@@ -109,7 +127,7 @@ impl Parameter {
 
     /// Allocates a gradient of 0 if the present one shares its storage with a tensor that may still be read, or is away.
     pub(crate) fn new_grad(&self) -> Result<Option<Tensor>> {
-        if self.main_grad().holders() == 0 && !self.gradient.is_away() {
+        if !self.gradient.is_shared() && !self.gradient.is_away() {
             return Ok(None);
         }
         self.device().expect_eager("zero_grad", "drop what shares the gradient's storage before")?;
@@ -121,14 +139,14 @@ impl Parameter {
         if !self.is_trainable {
             return Ok(());
         }
-        self.gradient.change(Event::Cleared, |grad| match new {
-            Some(new) => {
+        match new {
+            Some(new) => self.gradient.change(Event::Cleared, |grad| {
                 *grad = new;
                 Ok(())
-            }
+            }),
             // In place, because recorded steps read it at this address.
-            None => Ok(grad.set_zero(&self.name)?),
-        })
+            None => self.gradient.clear(&self.name),
+        }
     }
 
     /// Returns the gradient with what is noted of it.

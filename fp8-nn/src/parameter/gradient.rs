@@ -3,15 +3,24 @@
 //! Backward, reductions and optimizer steps note here what they do, so that `all_reduce_gradients` sums no gradient twice and
 //! none that was computed with scales of one rank, and `checkpoint::save` drops none that no step has used. The notes belong to
 //! the tensor: if the caller replaces it, they are gone. Each replay of a recorded step makes the notes of the step again.
+//!
+//! The memory of a gradient that is cleared keeps its contents until something is added, which replaces them, or somebody reads
+//! the gradient ([`Cleared`]). A gradient that a recorded step may change is set to 0 at once.
 
+use super::cleared::{Cleared, Shared};
 use crate::{Error, Result};
+use fp8_kernels::ops::Update;
 use fp8_kernels::{DType, Device, MemoryKind, Replayed, Shape, Tensor};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
 pub(crate) struct Gradient {
+    /// Without elements while the gradient waits in `cleared`.
     tensor: Tensor,
+    /// A place for it, once it was cleared.
+    cleared: Option<Cleared>,
+    is_cleared: bool,
     /// The storage of the tensor that stands here while the gradient itself is elsewhere.
     placeholder: Option<u64>,
     /// Shared with recorded steps.
@@ -64,6 +73,8 @@ struct Recorded {
     event: Event,
     /// The notes before the event.
     before: Mutex<Notes>,
+    /// The place of a gradient that the event cleared.
+    cleared: Option<Arc<Shared>>,
 }
 
 impl Replayed for Recorded {
@@ -76,6 +87,7 @@ impl Replayed for Recorded {
 
     fn retreat(&self) {
         lock(&self.notes).clone_from(&lock(&self.before));
+        self.cleared.iter().for_each(|cleared| cleared.keep());
     }
 }
 
@@ -83,17 +95,44 @@ impl Gradient {
     /// Wraps a gradient of 0.
     pub(super) fn new(tensor: Tensor) -> Self {
         let notes = Notes { storage: tensor.storage_number(), ..Notes::default() };
-        Self { tensor, placeholder: None, notes: Arc::new(Mutex::new(notes)) }
+        let notes = Arc::new(Mutex::new(notes));
+        Self { tensor, cleared: None, is_cleared: false, placeholder: None, notes }
     }
 
-    pub(super) const fn tensor(&self) -> &Tensor {
-        &self.tensor
+    /// Returns the tensor, after it was set to 0 if that was put off. If the device fails at it, it returns a tensor without
+    /// elements.
+    pub(super) fn tensor(&self) -> &Tensor {
+        match &self.cleared {
+            Some(cleared) if self.is_cleared => cleared.read(&self.tensor),
+            _ => &self.tensor,
+        }
+    }
+
+    /// Returns whether another tensor shares its storage.
+    pub(super) fn is_shared(&self) -> bool {
+        match &self.cleared {
+            Some(cleared) if self.is_cleared => cleared.is_shared(),
+            _ => self.tensor.holders() > 0,
+        }
     }
 
     /// Returns the tensor for the caller, who may add to it or replace it.
     pub(super) fn tensor_mut(&mut self) -> &mut Tensor {
         self.note(Event::Added { lone_recipe: None });
+        // After a failure it has no elements, as in `tensor`.
+        drop(self.settle());
         &mut self.tensor
+    }
+
+    /// Sets the tensor to 0 if that was put off.
+    fn settle(&mut self) -> Result<()> {
+        if let (Some(cleared), true) = (&mut self.cleared, self.is_cleared) {
+            if let Some(tensor) = cleared.take()? {
+                self.tensor = tensor;
+            }
+            self.is_cleared = false;
+        }
+        Ok(())
     }
 
     /// Notes an event, now and in each replay if a step is being recorded.
@@ -104,7 +143,10 @@ impl Gradient {
         drop(notes);
         if self.tensor.device().capture_number().is_some() {
             let before = Mutex::new(before);
-            let recorded = Recorded { notes: self.notes.clone(), event, before };
+            let cleared =
+                self.cleared.as_ref().filter(|_| self.is_cleared && matches!(event, Event::Cleared));
+            let cleared = cleared.map(|cleared| cleared.shared().clone());
+            let recorded = Recorded { notes: self.notes.clone(), event, before, cleared };
             self.tensor.device().on_replay(Arc::new(recorded));
         }
     }
@@ -118,10 +160,66 @@ impl Gradient {
 
     /// Changes the tensor by `f`, after which it is the same gradient in other units or of another length.
     pub(crate) fn rewrite<T>(&mut self, f: impl FnOnce(&mut Tensor) -> Result<T>) -> Result<T> {
+        self.settle()?;
+        self.rewrite_as_is(f)
+    }
+
+    fn rewrite_as_is<T>(&mut self, f: impl FnOnce(&mut Tensor) -> Result<T>) -> Result<T> {
         drop(self.notes()); // notices a tensor that the caller has replaced before
         let result = f(&mut self.tensor);
-        lock(&self.notes).storage = self.tensor.storage_number();
+        lock(&self.notes).storage = self.storage_number();
         result
+    }
+
+    /// Adds to the tensor by `f` and notes the event; or has `f` replace what it holds, if it was cleared.
+    pub(super) fn store(
+        &mut self,
+        event: Event,
+        f: impl FnOnce(&mut Tensor, Update) -> Result<()>,
+    ) -> Result<()> {
+        let stale = self.cleared.as_mut().filter(|_| self.is_cleared).and_then(Cleared::take_stale);
+        let Some(memory) = stale else { return self.change(event, |tensor| f(tensor, Update::Add)) };
+        let empty = mem::replace(&mut self.tensor, memory);
+        self.is_cleared = false;
+        if let Err(error) = self.rewrite_as_is(|tensor| f(tensor, Update::Write)) {
+            // It may have been written in part.
+            self.put_off(empty);
+            return Err(error);
+        }
+        self.note(event);
+        Ok(())
+    }
+
+    /// Sets the tensor to 0 and notes it: later, if it can be put off. `parameter` is the name of the parameter.
+    pub(super) fn clear(&mut self, parameter: &str) -> Result<()> {
+        let device = self.tensor.device().clone();
+        // A recorded step adds to what the memory holds, unless it begins by clearing the gradient itself.
+        if device.has_graphs() && device.capture_number().is_none() {
+            return self.change(Event::Cleared, |tensor| Ok(tensor.set_zero(parameter)?));
+        }
+        if self.is_cleared && self.cleared.as_ref().is_some_and(Cleared::is_stale) {
+            self.note(Event::Cleared);
+            return Ok(());
+        }
+        self.settle()?;
+        let empty = no_gradient(&device)?;
+        drop(self.notes());
+        self.put_off(empty);
+        self.note(Event::Cleared);
+        Ok(())
+    }
+
+    /// Puts the tensor where it waits for whoever needs zeros, and one without elements in its place.
+    fn put_off(&mut self, empty: Tensor) {
+        let tensor = mem::replace(&mut self.tensor, empty);
+        self.cleared.get_or_insert_with(|| Cleared::new(tensor.device())).put(tensor);
+        self.is_cleared = true;
+    }
+
+    /// Returns the number of the tensor's storage.
+    fn storage_number(&self) -> u64 {
+        let waiting = self.cleared.as_ref().filter(|_| self.is_cleared).and_then(Cleared::storage_number);
+        waiting.unwrap_or_else(|| self.tensor.storage_number())
     }
 
     /// Takes the gradient away, to be reduced. Until it comes back, a tensor without elements stands in its place.
@@ -145,7 +243,7 @@ impl Gradient {
 
     /// Returns whether the gradient was taken away and is not back.
     pub(crate) fn is_away(&self) -> bool {
-        self.placeholder.is_some_and(|storage| storage == self.tensor.storage_number())
+        self.placeholder.is_some_and(|storage| storage == self.storage_number())
     }
 
     /// Returns an error if the gradient is away; `parameter` is the name of the parameter.
@@ -155,7 +253,7 @@ impl Gradient {
 
     /// Returns whether something was added that no optimizer step has used.
     pub(crate) fn awaits_step(&self) -> bool {
-        (self.tensor.numel() > 0 || self.is_away()) && self.notes().awaits_step
+        (self.is_cleared || self.tensor.numel() > 0 || self.is_away()) && self.notes().awaits_step
     }
 
     /// Returns an error if a sum over the group would be wrong; `parameter` is the name of the parameter.
@@ -184,7 +282,7 @@ impl Gradient {
     /// Returns the notes. A tensor that the caller has put in place of another one starts with new ones.
     fn notes(&self) -> MutexGuard<'_, Notes> {
         let mut notes = lock(&self.notes);
-        let storage = self.tensor.storage_number();
+        let storage = self.storage_number();
         if notes.storage != storage {
             *notes = Notes { storage, awaits_step: true, ..Notes::default() };
         }

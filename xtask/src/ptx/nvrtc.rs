@@ -23,9 +23,9 @@ const BUILTINS: &str = "libnvrtc-builtins.so.13.0";
 
 /// `nvrtcProgram`: opaque.
 type Program = *mut std::ffi::c_void;
-/// `nvrtcGet…Size` of PTX and log.
+/// `nvrtcGet…Size` of PTX, machine code and log.
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
-/// `nvrtcGet…` of PTX and log.
+/// `nvrtcGet…` of PTX, machine code and log.
 type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
 type Create = unsafe extern "C" fn(
@@ -47,14 +47,17 @@ pub(crate) struct Nvrtc {
     destroy: Destroy,
     ptx_size: Size,
     ptx: Text,
+    cubin_size: Size,
+    cubin: Text,
     log_size: Size,
     log: Text,
     error_string: ErrorString,
 }
 
-/// The result of a compilation: the PTX, unless it failed, and the compiler's messages.
+/// The result of a compilation: the PTX and the machine code, unless it failed, and the compiler's messages.
 pub(crate) struct Compiled {
     pub(crate) ptx: Option<String>,
+    pub(crate) cubin: Option<Vec<u8>>,
     pub(crate) log: String,
 }
 
@@ -78,6 +81,8 @@ impl Nvrtc {
             destroy: symbol(&library, "nvrtcDestroyProgram")?,
             ptx_size: symbol(&library, "nvrtcGetPTXSize")?,
             ptx: symbol(&library, "nvrtcGetPTX")?,
+            cubin_size: symbol(&library, "nvrtcGetCUBINSize")?,
+            cubin: symbol(&library, "nvrtcGetCUBIN")?,
             log_size: symbol(&library, "nvrtcGetProgramLogSize")?,
             log: symbol(&library, "nvrtcGetProgramLog")?,
             error_string: symbol(&library, "nvrtcGetErrorString")?,
@@ -136,21 +141,30 @@ impl Nvrtc {
             self.check("nvrtcCompileProgram", status)?;
         }
         let log = self.read(program, self.log_size, self.log)?;
-        let ptx = if status == 0 { Some(self.read(program, self.ptx_size, self.ptx)?) } else { None };
-        Ok(Compiled { ptx, log })
+        let (mut ptx, mut cubin) = (None, None);
+        if status == 0 {
+            ptx = Some(self.read(program, self.ptx_size, self.ptx)?);
+            cubin = Some(self.bytes(program, self.cubin_size, self.cubin)?);
+        }
+        Ok(Compiled { ptx, cubin, log })
     }
 
     fn read(&self, program: Program, size: Size, text: Text) -> Result<String> {
+        let mut buffer = self.bytes(program, size, text)?;
+        while buffer.last() == Some(&0) {
+            buffer.pop();
+        }
+        Ok(String::from_utf8(buffer)?)
+    }
+
+    fn bytes(&self, program: Program, size: Size, text: Text) -> Result<Vec<u8>> {
         let mut bytes = 0;
         // SAFETY: both callers pass a program that was compiled, and `bytes` is a place for its size.
         self.check("nvrtcGet…Size", unsafe { size(program, &raw mut bytes) })?;
         let mut buffer = vec![0_u8; bytes];
         // SAFETY: the buffer has the size that the library just named for this very text.
         self.check("nvrtcGet…", unsafe { text(program, buffer.as_mut_ptr().cast()) })?;
-        while buffer.last() == Some(&0) {
-            buffer.pop();
-        }
-        Ok(String::from_utf8(buffer)?)
+        Ok(buffer)
     }
 
     fn check(&self, call: &str, status: c_int) -> Result {

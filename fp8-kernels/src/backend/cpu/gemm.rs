@@ -1,39 +1,48 @@
 //! `gemm` on the CPU: the product of [`matmul`](super::matmul) with the layouts of the operation.
 
-use super::matmul::{Elements, Epilogue, Matrix, Out, matmul};
+use super::matmul::{Addend, Elements, Epilogue, Matrix, Out, matmul};
 use super::{Buffer, Floats};
 use crate::host::Array;
-use crate::ops::{Layout, output_shape};
+use crate::ops::{Layout, Terms, Update, output_shape};
 use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 pub(crate) fn gemm(
+    op: &'static str,
     a: &Tensor,
     b: &Tensor,
     layout: Layout,
     [m, n, k]: [usize; 3],
-    bias: Option<&Tensor>,
+    terms: Terms<'_>,
     dtype: DType,
 ) -> Result<Tensor> {
-    let (op, shape) = ("gemm", output_shape(a, layout, [m, n]));
-    let bias = bias.map(|bias| bias.cpu_f32(op)).transpose()?;
-    let epilogue = Epilogue { bias: bias.as_deref(), ..Epilogue::default() };
+    let shape = output_shape(a, layout, [m, n]);
+    let bias = terms.bias.map(|bias| bias.cpu_f32(op)).transpose()?;
+    let epilogue = Epilogue { addend: addend(op, &terms, n)?, bias: bias.as_deref(), ..Epilogue::default() };
     let operands = operands(a, b, layout, [m, n, k])?;
     let buffer = product(op, [m, n, k], operands, &epilogue, dtype)?;
     Ok(Tensor::from_buffer(buffer, shape, a.device()))
 }
 
-pub(crate) fn gemm_accumulate(
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_into`")]
+pub(crate) fn gemm_into(
+    op: &'static str,
     a: &Tensor,
     b: &Tensor,
     layout: Layout,
     dims: [usize; 3],
     out: &mut Tensor,
+    update: Update,
     name: &str,
 ) -> Result<()> {
     let [a, b] = operands(a, b, layout, dims)?;
-    let epilogue = Epilogue { accumulate: true, ..Epilogue::default() };
-    matmul("gemm_accumulate", dims, a, b, &epilogue, Out::f32(out.as_mut_slice(name)?))
+    let epilogue = Epilogue { accumulate: update == Update::Add, ..Epilogue::default() };
+    matmul(op, dims, a, b, &epilogue, Out::f32(out.as_mut_slice(name)?))
+}
+
+/// The matrix that is added to a product with `cols` columns.
+pub(super) fn addend<'a>(op: &'static str, terms: &Terms<'a>, cols: usize) -> Result<Option<Addend<'a>>> {
+    terms.addend.map(|addend| Ok(Addend { values: Floats::of(addend, op, "addend")?, cols })).transpose()
 }
 
 /// The matrices of `a` and `b` as `[m, k]` and `[n, k]`.
@@ -61,7 +70,7 @@ pub(crate) fn product(
     dtype: DType,
 ) -> Result<Buffer> {
     let len = dims[0] * dims[1]; // checked by `ops`
-    if dims[2] == 0 && epilogue.bias.is_none() {
+    if dims[2] == 0 && epilogue.addend.is_none() && epilogue.bias.is_none() {
         // The system supplies zeros when they are first read.
         return Buffer::zeros(op, dtype, len);
     }

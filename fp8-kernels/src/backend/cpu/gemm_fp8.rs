@@ -1,45 +1,52 @@
 //! `gemm_fp8` on the CPU: the product of [`matmul`](super::matmul) on codes.
 
-use super::gemm::product;
+use super::gemm::{addend, product};
 use super::matmul::{Elements, Epilogue, Factors, Matrix, Out, matmul};
 use crate::host::Array;
-use crate::ops::{Accumulation, product_then_quantize};
+use crate::ops::{Accumulation, Terms, Update, product_then_quantize};
 use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::{Blocks, E8M0};
 
 pub(crate) fn gemm_fp8(
+    op: &'static str,
     a: &Fp8Tensor,
     b: &Fp8Tensor,
     [m, n, k]: [usize; 3],
-    bias: Option<&Tensor>,
+    terms: Terms<'_>,
     dtype: DType,
     _: Accumulation, // sums are f32 either way
 ) -> Result<Tensor> {
-    let op = "gemm_fp8";
-    let bias = bias.map(|bias| bias.cpu_f32(op)).transpose()?;
+    let bias = terms.bias.map(|bias| bias.cpu_f32(op)).transpose()?;
     let vectors = Vectors::new(op, a, b)?;
     // Without products there is nothing to multiply, whatever the factors are.
     let factors = if k == 0 { Factors::None } else { vectors.factors(a, b)? };
-    let epilogue = Epilogue { factors, bias: bias.as_deref(), accumulate: false };
+    let epilogue =
+        Epilogue { factors, addend: addend(op, &terms, n)?, bias: bias.as_deref(), accumulate: false };
     let buffer = product(op, [m, n, k], [matrix(a)?, matrix(b)?], &epilogue, dtype)?;
     Ok(Tensor::from_buffer(buffer, a.shape().with_last(n), a.device()))
 }
 
-pub(crate) fn gemm_fp8_accumulate(
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_fp8_into`")]
+pub(crate) fn gemm_fp8_into(
+    op: &'static str,
     a: &Fp8Tensor,
     b: &Fp8Tensor,
     dims: [usize; 3],
     out: &mut Tensor,
+    update: Update,
     name: &str,
     _: Accumulation,
 ) -> Result<()> {
     let out = out.as_mut_slice::<f32>(name)?;
     if dims.contains(&0) {
+        if update == Update::Write {
+            out.fill(0.0);
+        }
         return Ok(());
     }
-    let op = "gemm_fp8_accumulate";
     let vectors = Vectors::new(op, a, b)?;
-    let epilogue = Epilogue { factors: vectors.factors(a, b)?, bias: None, accumulate: true };
+    let accumulate = update == Update::Add;
+    let epilogue = Epilogue { factors: vectors.factors(a, b)?, accumulate, ..Epilogue::default() };
     matmul(op, dims, matrix(a)?, matrix(b)?, &epilogue, Out::f32(out))
 }
 

@@ -73,6 +73,92 @@ fn replays_add_gradients_and_use_them() {
     assert!(!job.waits());
 }
 
+/// Gradients, with NaN in the memory of those that are not cleared.
+fn weight_grad(job: &Job) -> Vec<f32> {
+    values(job.fc.weight().main_grad())
+}
+
+fn times(factor: f32, gradient: &[f32]) -> Vec<f32> {
+    gradient.iter().map(|value| factor * value).collect()
+}
+
+#[test]
+fn a_recorded_step_adds_to_gradients_unless_it_clears_them_itself() {
+    let spoil = |job: &mut Job| {
+        for parameter in parameters_mut(&mut job.fc) {
+            ops::scale_in_place(parameter.main_grad_mut(), f32::NAN, "gradient").unwrap();
+        }
+        zero_grad(&mut job.fc).unwrap();
+    };
+    let mut job = Job::new();
+    job.backward(&current()).unwrap();
+    let once = weight_grad(&job);
+    // Cleared before it is recorded, and never read: replays add all the same.
+    spoil(&mut job);
+    let adds = job.record(|job| job.backward(&current())).unwrap();
+    assert_eq!(weight_grad(&job), once);
+    adds.replay().unwrap();
+    assert_eq!(weight_grad(&job), times(2.0, &once));
+    // Cleared between replays.
+    spoil(&mut job);
+    adds.replay().unwrap();
+    assert_eq!(weight_grad(&job), once);
+    spoil(&mut job);
+    adds.replay().unwrap();
+    adds.replay().unwrap();
+    assert_eq!(weight_grad(&job), times(2.0, &once));
+    drop(adds);
+    let whole = job.record(|job| {
+        zero_grad(&mut job.fc)?;
+        job.backward(&current())
+    });
+    let whole = whole.unwrap();
+    assert_eq!(weight_grad(&job), once);
+    for _ in 0..2 {
+        whole.replay().unwrap();
+        assert_eq!(weight_grad(&job), once);
+    }
+    job.backward(&current()).unwrap();
+    assert_eq!(weight_grad(&job), times(2.0, &once));
+    whole.replay().unwrap();
+    assert_eq!(weight_grad(&job), once);
+}
+
+#[test]
+fn a_recorded_step_that_only_clears_gradients_clears_them_in_each_replay() {
+    let mut job = Job::new();
+    job.backward(&current()).unwrap();
+    let once = weight_grad(&job);
+    let clears = job.record(|job| zero_grad(&mut job.fc)).unwrap();
+    assert_eq!(weight_grad(&job), [0.0; 256]);
+    job.backward(&current()).unwrap();
+    assert_eq!(weight_grad(&job), once);
+    clears.replay().unwrap();
+    assert_eq!(weight_grad(&job), [0.0; 256]);
+}
+
+#[test]
+fn a_step_that_could_not_be_recorded_has_cleared_nothing() {
+    let mut job = Job::new();
+    job.backward(&current()).unwrap();
+    let once = weight_grad(&job);
+    let fails = |job: &mut Job| -> Result<()> {
+        zero_grad(&mut job.fc)?;
+        Err(Error::UnknownWeight("w".into()))
+    };
+    error(job.record(fails));
+    assert_eq!(weight_grad(&job), once);
+    assert!(job.waits());
+    job.backward(&current()).unwrap();
+    assert_eq!(weight_grad(&job), times(2.0, &once));
+    error(job.record(|job| {
+        zero_grad(&mut job.fc)?;
+        job.backward(&current())?;
+        Err(Error::UnknownWeight("w".into()))
+    }));
+    assert_eq!(weight_grad(&job), times(2.0, &once));
+}
+
 #[test]
 fn sums_over_ranks_are_decided_while_recording() {
     if unless_simulated(true, false) {

@@ -1,5 +1,6 @@
-//! The steps from a sum to its stored value: factors, bias, rounding, accumulation.
+//! The steps from a sum to its stored value: factors, addend, bias, rounding, accumulation.
 
+use super::super::Floats;
 use crate::element::Float;
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -28,10 +29,42 @@ impl Factors<'_> {
     }
 }
 
-/// `sum · factors + bias`, in f32, each an operation of its own.
+/// A matrix that is added to the sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addend<'a> {
+    /// Row-major, of the output's shape.
+    pub(crate) values: Floats<'a>,
+    pub(crate) cols: usize,
+}
+
+impl Addend<'_> {
+    /// Adds the values of `row` from column `col` on.
+    #[inline(always)]
+    fn add_to(&self, sums: &mut [f32], row: usize, col: usize) {
+        let start = row * self.cols + col;
+        match self.values {
+            Floats::F32(all) => sums.iter_mut().zip(&all[start..]).for_each(|(sum, value)| *sum += value),
+            Floats::BF16(all) => add_widened(sums, &all[start..]),
+            Floats::F16(all) => add_widened(sums, &all[start..]),
+        }
+    }
+}
+
+#[inline(always)]
+fn add_widened<T: Float>(sums: &mut [f32], values: &[T]) {
+    let mut wide = [0.0; 32];
+    for (sums, values) in sums.chunks_mut(wide.len()).zip(values.chunks(wide.len())) {
+        let count = sums.len();
+        T::widen(&values[..count], &mut wide[..count]);
+        sums.iter_mut().zip(&wide).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// `(sum · factors + addend) + bias`, in f32, each an operation of its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Epilogue<'a> {
     pub(crate) factors: Factors<'a>,
+    pub(crate) addend: Option<Addend<'a>>,
     /// One value for each column.
     pub(crate) bias: Option<&'a [f32]>,
     /// Whether the result is added to what the output holds: without factors, sums start from it; with factors, it is added
@@ -43,7 +76,7 @@ impl Epilogue<'_> {
     /// Whether sums are stored as they are.
     #[inline(always)]
     pub(super) fn is_plain(&self) -> bool {
-        self.factors.is_none() && self.bias.is_none()
+        self.factors.is_none() && self.addend.is_none() && self.bias.is_none()
     }
 
     /// Whether sums start from what the output holds.
@@ -69,6 +102,9 @@ impl Epilogue<'_> {
                 let a = a[row];
                 sums.iter_mut().zip(&b[col..]).for_each(|(sum, b)| *sum = *sum * a * b);
             }
+        }
+        if let Some(addend) = &self.addend {
+            addend.add_to(sums, row, col);
         }
         if let Some(bias) = self.bias {
             sums.iter_mut().zip(&bias[col..]).for_each(|(sum, bias)| *sum += bias);

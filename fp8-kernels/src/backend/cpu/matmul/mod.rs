@@ -22,7 +22,7 @@
 //! | [`narrow`] | products of few rows, whose second operand is not packed |
 //! | [`form`] | how FP8 codes and bf16 values are read in such products |
 //! | [`unpacked`] | small products of f32 operands as they are |
-//! | [`epilogue`] | factors, bias, rounding, accumulation |
+//! | [`epilogue`] | factors, addend, bias, rounding, accumulation |
 
 mod available;
 #[cfg(target_arch = "x86_64")]
@@ -50,7 +50,7 @@ mod tile;
 mod unpacked;
 mod vectors;
 
-pub(crate) use epilogue::{Epilogue, Factors, Out};
+pub(crate) use epilogue::{Addend, Epilogue, Factors, Out};
 pub(crate) use pack::{Elements, Matrix};
 pub use path::CpuPath;
 pub(crate) use unpacked::{Strided, Unpacked, product, transpose};

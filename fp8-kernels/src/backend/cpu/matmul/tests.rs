@@ -167,7 +167,7 @@ impl Case {
             Some(Scales::Rows) => Factors::Rows { a: &fa, b: &fb },
             Some(Scales::Blocks(length)) => Factors::Blocks { a: &fa, b: &fb, length },
         };
-        let epilogue = Epilogue { factors, bias, accumulate: self.accumulate };
+        let epilogue = Epilogue { factors, bias, accumulate: self.accumulate, ..Epilogue::default() };
         for &vectors in vectors {
             if vectors.has_pairs() && !takes_pairs(a, b, &epilogue) {
                 continue;

@@ -1,9 +1,10 @@
 //! `accumulate` on a GPU.
 
 use super::{Gpu, Grid, In, Out, dtype_number, kernels};
+use crate::ops::Update;
 use crate::{Result, Tensor};
 
-pub(crate) fn accumulate(gpu: &Gpu, out: &mut Tensor, x: &Tensor, name: &str) -> Result<()> {
+pub(crate) fn store(gpu: &Gpu, out: &mut Tensor, x: &Tensor, how: Update, name: &str) -> Result<()> {
     let (values, len) = (x.cuda("accumulate")?, x.numel());
     let sum = out.cuda_mut(name)?;
     let kernel = gpu.load(kernels::ACCUMULATE)?;
@@ -17,6 +18,7 @@ pub(crate) fn accumulate(gpu: &Gpu, out: &mut Tensor, x: &Tensor, name: &str) ->
                 x: In::void(values),
                 n: len as u64,
                 dtype: dtype_number(x.dtype()),
+                add: i32::from(how == Update::Add),
             },
         )
     }

@@ -1,6 +1,6 @@
 #include "blocks.cuh"
 // What surrounds a matrix product of cuBLASLt's: zeros around codes whose extents no FP8 kernel takes, and what a library's
-// epilogue cannot do: a bias that it would round, the type of the caller, the sum with a matrix that has no padding.
+// epilogue cannot do: terms that it would round, the type of the caller, the sum with a matrix that has no padding.
 
 // y [padded_rows, padded_cols] is x [rows, cols] with zeros around it; padded_cols is a multiple of 16.
 extern "C" __global__ void __launch_bounds__(256)
@@ -20,10 +20,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// y [rows, cols] of y_type is x [more rows, ld] without its padding, plus bias [cols] on every row, rounded once; or, where
-// y is to be added to, plus y, which is f32 then. n = rows · cols.
+// y [rows, cols] of y_type is x [more rows, ld] without its padding, plus addend [rows, cols], plus bias [cols] on every row,
+// rounded once; or, where y is to be added to, plus y, which is f32 then. n = rows · cols.
 extern "C" __global__ void __launch_bounds__(256)
-    gemm_finish(const float* x, u64 ld, const void* bias, void* y, u64 n, u64 cols, int bias_type, int y_type, int add) {
+    gemm_finish(const float* x, u64 ld, const void* addend, const void* bias, void* y, u64 n, u64 cols, int addend_type,
+                int bias_type, int y_type, int add) {
     for (u64 chunk = grid_thread(); chunk * 8 < n; chunk += grid_threads()) {
         u64 i = chunk * 8;
         u64 row = quotient(i, cols), col = i - row * cols;
@@ -33,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int k = 0; k < 8; k++) {
             if (k < count) {
                 v[k] = x[row * ld + col];
+                if (addend) v[k] = v[k] + load1(addend, addend_type, i + k);
                 if (bias) v[k] = v[k] + load1(bias, bias_type, col);
                 if (add) v[k] = v[k] + ((const float*)y)[i + k];
                 if (++col == cols) { col = 0; row++; }
@@ -89,14 +91,15 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// As gemm_finish, of sums that have no factors yet: ((x * a) * b) + bias. `a` has a factor for each row, or one if `one_a`; `b`
+// As gemm_finish, of sums that have no factors yet: (((x * a) * b) + addend) + bias. `a` has a factor for each row, or one if `one_a`; `b`
 // has one for each column.
 extern "C" __global__ void __launch_bounds__(256)
-    gemm_finish_rows(const float* x, u64 ld, const float* a, int one_a, const float* b, int one_b, const void* bias, void* y,
-                     u64 n, u64 cols, int bias_type, int y_type, int add) {
+    gemm_finish_rows(const float* x, u64 ld, const float* a, int one_a, const float* b, int one_b, const void* addend,
+                     const void* bias, void* y, u64 n, u64 cols, int addend_type, int bias_type, int y_type, int add) {
     for (u64 i = grid_thread(); i < n; i += grid_threads()) {
         const u64 row = quotient(i, cols), col = i - row * cols;
         float v = x[row * ld + col] * a[one_a ? 0 : row] * b[one_b ? 0 : col];
+        if (addend) v = v + load1(addend, addend_type, i);
         if (bias) v = v + load1(bias, bias_type, col);
         if (add) v = v + ((const float*)y)[i];
         store1(y, y_type, i, v);

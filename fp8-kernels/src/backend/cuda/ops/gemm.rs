@@ -3,10 +3,10 @@
 use super::cublaslt::Type;
 use super::product::{FactorLayout, Places, Product};
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
-use crate::ops::{self, Layout, output_shape};
+use crate::ops::{self, Layout, Terms, Update, output_shape};
 use crate::{DType, Result, Tensor};
 
-/// Rows of an output that begin at multiples of these many bytes get their bias from cuBLASLt.
+/// Rows of an output that begin at multiples of these many bytes get their addend and bias from cuBLASLt.
 const ROW_BYTES: usize = 16;
 
 pub(super) const fn type_of(dtype: DType) -> Type {
@@ -17,20 +17,22 @@ pub(super) const fn type_of(dtype: DType) -> Type {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_add`")]
 pub(crate) fn gemm(
     gpu: &Gpu,
+    op: &'static str,
     a: &Tensor,
     b: &Tensor,
     layout: Layout,
     [m, n, k]: [usize; 3],
-    bias: Option<&Tensor>,
+    terms: Terms<'_>,
     dtype: DType,
 ) -> Result<Tensor> {
     let shape = output_shape(a, layout, [m, n]);
     let y = if [m, n, k].contains(&0) {
-        no_products(gpu, "gemm", bias, [m, n], dtype)?
+        no_products(gpu, op, &terms, [m, n], dtype)?
     } else {
-        new_product(gpu, one_type(a, b)?, layout, [m, n, k], bias, dtype)?
+        new_product(gpu, op, one_type(a, b)?, layout, [m, n, k], terms, dtype)?
     };
     Ok(Tensor::from_cuda(y, shape, a.device()))
 }
@@ -38,22 +40,25 @@ pub(crate) fn gemm(
 /// The product of operands of one type, none of whose extents is 0.
 pub(super) fn new_product(
     gpu: &Gpu,
+    op: &'static str,
     [a, b]: [Tensor; 2],
     layout: Layout,
     [m, n, k]: [usize; 3],
-    bias: Option<&Tensor>,
+    terms: Terms<'_>,
     dtype: DType,
 ) -> Result<Buffer> {
-    let op = "gemm";
-    // The library adds a bias of the output's type; its output is its operands' type, or f32. Where rows of a 16-bit output do
+    // The library adds terms of the output's type; its output is its operands' type, or f32. Where rows of a 16-bit output do
     // not begin at multiples of 16 bytes, cuBLASLt was seen on an H100 to round the product before it added the bias.
     let is_aligned = dtype == DType::F32 || (n * dtype.size()).is_multiple_of(ROW_BYTES);
-    let adds_bias = |bias: &Tensor| bias.dtype() == dtype && is_aligned;
-    let is_direct = [DType::F32, a.dtype()].contains(&dtype) && bias.is_none_or(adds_bias);
+    let adds = |term: &Tensor| term.dtype() == dtype && is_aligned;
+    let is_direct = [DType::F32, a.dtype()].contains(&dtype)
+        && terms.addend.is_none_or(adds)
+        && terms.bias.is_none_or(adds);
     let out = if is_direct { dtype } else { DType::F32 };
-    let own_bias = bias.filter(|_| is_direct);
+    let own = if is_direct { terms } else { Terms::default() };
     let product = Product {
-        bias: own_bias.map(|bias| type_of(bias.dtype())),
+        addend: own.addend.is_some(),
+        bias: own.bias.map(|bias| type_of(bias.dtype())),
         ..product(&a, &b, layout, [m, n, k], out)
     };
     let y = gpu.alloc(out, m * n)?;
@@ -61,40 +66,60 @@ pub(super) fn new_product(
         left: a.cuda(op)?.ptr(),
         right: b.cuda(op)?.ptr(),
         out: y.ptr(),
-        bias: own_bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr),
+        addend: address(op, own.addend)?,
+        bias: address(op, own.bias)?,
         ..Places::default()
     };
-    // SAFETY: operands of these extents and one type (checked by `ops::gemm`), an output made for it, a bias of n values.
+    // SAFETY: operands of these extents and one type (checked by `ops::gemm`), an output made for it, an addend of its type and
+    // extents, a bias of n values.
     unsafe { gpu.matmul(op, &product, &places) }?;
-    if is_direct { Ok(y) } else { finish(gpu, op, &y, n, bias, [m, n], dtype) }
+    if is_direct { Ok(y) } else { finish(gpu, op, &y, n, &terms, [m, n], dtype) }
 }
 
-pub(crate) fn gemm_accumulate(
+/// Returns the address of a term of a product, 0 for none.
+pub(super) fn address(op: &'static str, term: Option<&Tensor>) -> Result<u64> {
+    Ok(term.map(|term| term.cuda(op)).transpose()?.map_or(0, Buffer::ptr))
+}
+
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_into`")]
+pub(crate) fn gemm_into(
     gpu: &Gpu,
+    op: &'static str,
     a: &Tensor,
     b: &Tensor,
     layout: Layout,
     dims: [usize; 3],
     out: &mut Tensor,
+    update: Update,
     name: &str,
 ) -> Result<()> {
     let out = out.cuda_mut(name)?;
     if dims.contains(&0) {
-        return Ok(());
+        return no_products_into(gpu, out, update);
     }
-    add_product(gpu, one_type(a, b)?, layout, dims, out)
+    store_product(gpu, op, one_type(a, b)?, layout, dims, out, update)
 }
 
-/// `out +=` the product of operands of one type, none of whose extents is 0.
-pub(super) fn add_product(
+/// Adds sums of nothing to `out`, or writes them.
+pub(super) fn no_products_into(gpu: &Gpu, out: &Buffer, update: Update) -> Result<()> {
+    match update {
+        Update::Add => Ok(()),
+        Update::Write => gpu.clear_bytes(out.ptr(), out.bytes()),
+    }
+}
+
+/// Stores the product of operands of one type, none of whose extents is 0, in `out`.
+pub(super) fn store_product(
     gpu: &Gpu,
+    op: &'static str,
     [a, b]: [Tensor; 2],
     layout: Layout,
     dims: [usize; 3],
     out: &Buffer,
+    update: Update,
 ) -> Result<()> {
-    let op = "gemm_accumulate";
-    let product = Product { accumulate: true, ..product(&a, &b, layout, dims, DType::F32) };
+    let accumulate = update == Update::Add;
+    let product = Product { accumulate, ..product(&a, &b, layout, dims, DType::F32) };
     let (left, right) = (a.cuda(op)?.ptr(), b.cuda(op)?.ptr());
     let places = Places { left, right, out: out.ptr(), ..Places::default() };
     // SAFETY: operands of these extents and one type, an f32 output of theirs that nobody else holds.
@@ -122,57 +147,76 @@ fn product(a: &Tensor, b: &Tensor, layout: Layout, [m, n, k]: [usize; 3], out: D
         out: type_of(out),
         bias: None,
         accumulate: false,
+        addend: false,
         fast: false,
     }
 }
 
-/// `[m, n]` sums of nothing, plus the bias.
+/// `[m, n]` sums of nothing, plus the terms.
 pub(super) fn no_products(
     gpu: &Gpu,
     op: &'static str,
-    bias: Option<&Tensor>,
+    terms: &Terms<'_>,
     [m, n]: [usize; 2],
     dtype: DType,
 ) -> Result<Buffer> {
-    match bias {
-        None => gpu.zeros(dtype, m * n),
-        Some(_) => finish(gpu, op, &gpu.zeros(DType::F32, m * n)?, n, bias, [m, n], dtype),
+    if terms.are_none() {
+        return gpu.zeros(dtype, m * n);
     }
+    finish(gpu, op, &gpu.zeros(DType::F32, m * n)?, n, terms, [m, n], dtype)
 }
 
-/// `[rows, cols]` of `x`, whose rows are `ld` apart, plus the bias, in `dtype`, rounded once.
+/// `[rows, cols]` of `x`, whose rows are `ld` apart, plus the terms, in `dtype`, rounded once.
 pub(super) fn finish(
     gpu: &Gpu,
     op: &'static str,
     x: &Buffer,
     ld: usize,
-    bias: Option<&Tensor>,
+    terms: &Terms<'_>,
     [rows, cols]: [usize; 2],
     dtype: DType,
 ) -> Result<Buffer> {
     let y = gpu.alloc(dtype, rows * cols)?;
-    let bias_type = bias.map_or(0, |bias| dtype_number(bias.dtype()));
-    let bias = bias.map(|bias| bias.cuda(op)).transpose()?;
-    launch_finish(gpu, x, ld, (bias, bias_type), &y, [rows, cols], false)?;
+    let terms = [terms.addend, terms.bias].map(|term| Term::new(op, term));
+    let [addend, bias] = terms;
+    launch_finish(gpu, x, ld, [addend?, bias?], &y, [rows, cols], false)?;
     Ok(y)
 }
 
-/// `y += x`, both f32, of which `x` has rows `ld` apart.
-pub(super) fn finish_accumulate(
+/// `y += x`, or `y = x`, both f32, of which `x` has rows `ld` apart.
+pub(super) fn finish_into(
     gpu: &Gpu,
     x: &Buffer,
     ld: usize,
     y: &Buffer,
     dims: [usize; 2],
+    update: Update,
 ) -> Result<()> {
-    launch_finish(gpu, x, ld, (None, 0), y, dims, true)
+    launch_finish(gpu, x, ld, [Term::default(); 2], y, dims, update == Update::Add)
+}
+
+/// A term of a product as a kernel takes it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Term<'a> {
+    pub(super) buffer: Option<&'a Buffer>,
+    /// The number of its dtype.
+    pub(super) dtype: i32,
+}
+
+impl<'a> Term<'a> {
+    pub(super) fn new(op: &'static str, term: Option<&'a Tensor>) -> Result<Self> {
+        Ok(Self {
+            buffer: term.map(|term| term.cuda(op)).transpose()?,
+            dtype: term.map_or(0, |term| dtype_number(term.dtype())),
+        })
+    }
 }
 
 fn launch_finish(
     gpu: &Gpu,
     x: &Buffer,
     ld: usize,
-    (bias, bias_type): (Option<&Buffer>, i32),
+    [addend, bias]: [Term<'_>; 2],
     y: &Buffer,
     [rows, cols]: [usize; 2],
     add: bool,
@@ -182,15 +226,17 @@ fn launch_finish(
     let args = kernels::GemmFinish {
         x: In::f32(x),
         ld: ld as u64,
-        bias: In::void(bias),
+        addend: In::void(addend.buffer),
+        bias: In::void(bias.buffer),
         y: Out::void(y),
         n: n as u64,
         cols: cols as u64,
-        bias_type,
+        addend_type: addend.dtype,
+        bias_type: bias.dtype,
         y_type: dtype_number(y.dtype()),
         add: i32::from(add),
     };
-    // SAFETY: x has at least `rows` rows of ld f32, ld ≥ cols, y n elements of its type (f32 where it is added to), a
-    // bias cols.
+    // SAFETY: x has at least `rows` rows of ld f32, ld ≥ cols, y n elements of its type (f32 where it is added to), an
+    // addend n, a bias cols.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, n), &args) }
 }

@@ -6,12 +6,13 @@
 use super::blocks::blocks_number;
 use super::cublaslt::Type;
 use super::emulation::Way;
-use super::gemm::{self, finish, finish_accumulate, type_of};
+use super::gemm::{self, Term, address, finish, finish_into, type_of};
+use super::gemm_fp8::adds;
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::fp8_tensor::Layout;
-use crate::ops::{self, Emulation};
+use crate::ops::{self, Emulation, Terms, Update};
 use crate::{DType, Error, Fp8Tensor, Result, Tensor};
 
 /// `CUBLAS_STATUS_NOT_SUPPORTED`: no kernel for a product.
@@ -19,8 +20,8 @@ const NOT_SUPPORTED: i32 = 15;
 
 /// The destination of the sums.
 pub(super) enum Place<'a> {
-    New { bias: Option<&'a Tensor>, dtype: DType },
-    AddedTo(&'a Buffer),
+    New { terms: Terms<'a>, dtype: DType },
+    Into(&'a Buffer, Update),
 }
 
 /// The product of operands of which at least one has factors for rows or blocks; all extents are greater than 0. Returns the
@@ -46,7 +47,7 @@ pub(super) fn product(
     match emulated {
         Way::Emulated(Emulation::FactorsAfter) => operands.factors_after(gpu, out),
         Way::Emulated(Emulation::Dequantized | Emulation::Rounded) | Way::Native(_) => {
-            dequantized(gpu, [a, b], dims, out)
+            dequantized(gpu, op, [a, b], dims, out)
         }
     }
 }
@@ -54,16 +55,19 @@ pub(super) fn product(
 /// Both operands in bf16.
 fn dequantized(
     gpu: &Gpu,
+    op: &'static str,
     [a, b]: [&Fp8Tensor; 2],
     dims @ [m, n, k]: [usize; 3],
     out: &Place<'_>,
 ) -> Result<Option<Buffer>> {
     let [a, b] = [a.dequantize(DType::BF16)?.reshape([m, k])?, b.dequantize(DType::BF16)?.reshape([n, k])?];
     match out {
-        Place::New { bias, dtype } => {
-            gemm::new_product(gpu, [a, b], ops::Layout::Nt, dims, *bias, *dtype).map(Some)
+        Place::New { terms, dtype } => {
+            gemm::new_product(gpu, op, [a, b], ops::Layout::Nt, dims, *terms, *dtype).map(Some)
         }
-        Place::AddedTo(out) => gemm::add_product(gpu, [a, b], ops::Layout::Nt, dims, out).map(|()| None),
+        Place::Into(out, update) => {
+            gemm::store_product(gpu, op, [a, b], ops::Layout::Nt, dims, out, *update).map(|()| None)
+        }
     }
 }
 
@@ -104,15 +108,16 @@ impl Operands {
         let places = Places { left, right, left_scale, right_scale, out: sums.ptr(), ..Places::default() };
         // SAFETY: operands of the product's extents and types, an output made for it, one factor for both.
         unsafe { gpu.matmul(op, &product, &places) }?;
-        let (new, bias) = match out {
-            Place::New { bias, dtype } => (Some(gpu.alloc(*dtype, m * n)?), *bias),
-            Place::AddedTo(_) => (None, None),
+        let (new, terms, add) = match out {
+            Place::New { terms, dtype } => (Some(gpu.alloc(*dtype, m * n)?), *terms, false),
+            Place::Into(_, update) => (None, Terms::default(), *update == Update::Add),
         };
         let y = match (&new, out) {
             (Some(new), _) => new,
-            (None, Place::AddedTo(y)) => y,
+            (None, Place::Into(y, _)) => y,
             (None, Place::New { .. }) => &sums,
         };
+        let (addend, bias) = (Term::new(op, terms.addend)?, Term::new(op, terms.bias)?);
         let is_one = |layout: &Layout| i32::from(layout.sharing.blocks().is_none());
         let kernel = gpu.load(kernels::GEMM_FINISH_ROWS)?;
         let args = kernels::GemmFinishRows {
@@ -122,16 +127,18 @@ impl Operands {
             one_a: is_one(a),
             b: In::f32(b.scale_inv.cuda(op)?),
             one_b: is_one(b),
-            bias: In::void(bias.map(|bias| bias.cuda(op)).transpose()?),
+            addend: In::void(addend.buffer),
+            bias: In::void(bias.buffer),
             y: Out::void(y),
             n: (m * n) as u64,
             cols: *n as u64,
-            bias_type: bias.map_or(0, |bias| dtype_number(bias.dtype())),
+            addend_type: addend.dtype,
+            bias_type: bias.dtype,
             y_type: dtype_number(y.dtype()),
-            add: i32::from(new.is_none()),
+            add: i32::from(add),
         };
         // SAFETY: x has at least m rows of ld ≥ n f32, a and b a factor for each row and column or one, y m · n
-        // elements of its type, f32 where it is added to, the bias n.
+        // elements of its type, f32 where it is added to, an addend m · n, the bias n.
         unsafe { kernel.launch(gpu, Grid::strided(gpu, (m * n) as u64), &args) }?;
         Ok(new)
     }
@@ -160,6 +167,7 @@ impl Operands {
             out: Type::F32,
             bias: None,
             accumulate: false,
+            addend: false,
             fast: false,
         }
     }
@@ -184,8 +192,9 @@ impl Operands {
             ..Places::default()
         };
         match out {
-            Place::AddedTo(y) => {
-                let product = Product { accumulate: !is_padded, ..product };
+            Place::Into(y, update) => {
+                let accumulate = !is_padded && *update == Update::Add;
+                let product = Product { accumulate, ..product };
                 let sums = is_padded
                     .then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n)))
                     .transpose()?;
@@ -193,31 +202,30 @@ impl Operands {
                 // SAFETY: operands and factors of the product's extents, types and layouts, an f32 output of them.
                 unsafe { gpu.matmul(op, &product, &places) }?;
                 if let Some(sums) = sums {
-                    finish_accumulate(gpu, &sums, product.n, y, [m, n])?;
+                    finish_into(gpu, &sums, product.n, y, [m, n], *update)?;
                 }
                 Ok(None)
             }
-            Place::New { bias, dtype } => {
-                // The library adds a bias of 16 bits to an output of the same type.
-                let own_bias = bias.is_none_or(|bias| bias.dtype() == *dtype && *dtype != DType::F32);
-                let is_direct = !is_padded && own_bias;
+            Place::New { terms, dtype } => {
+                let is_direct = !is_padded && adds(terms, *dtype);
                 let kind = if is_direct { *dtype } else { DType::F32 };
-                let own_bias = bias.filter(|_| is_direct);
+                let own = if is_direct { *terms } else { Terms::default() };
                 let product = Product {
                     out: type_of(kind),
-                    bias: own_bias.map(|bias| type_of(bias.dtype())),
+                    addend: own.addend.is_some(),
+                    bias: own.bias.map(|bias| type_of(bias.dtype())),
                     ..product
                 };
                 let y = gpu.alloc(kind, product.m.saturating_mul(product.n))?;
-                let bias_place = own_bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
-                let places = Places { out: y.ptr(), bias: bias_place, ..places };
-                // SAFETY: operands and factors of the product's extents, types and layouts, an output made for it, a bias of
-                // n values.
+                let (addend, bias) = (address(op, own.addend)?, address(op, own.bias)?);
+                let places = Places { out: y.ptr(), addend, bias, ..places };
+                // SAFETY: operands and factors of the product's extents, types and layouts, an output made for it, an addend of
+                // its type and extents, a bias of n values.
                 unsafe { gpu.matmul(op, &product, &places) }?;
                 if is_direct {
                     return Ok(Some(y));
                 }
-                finish(gpu, op, &y, product.n, *bias, [m, n], *dtype).map(Some)
+                finish(gpu, op, &y, product.n, terms, [m, n], *dtype).map(Some)
             }
         }
     }

@@ -1,88 +1,99 @@
 //! `gemm_fp8` on a GPU, by cuBLASLt: codes and factors where they lie, padded where no kernel takes their extents.
 
 use super::cublaslt::Type;
-use super::gemm::{finish, finish_accumulate, no_products, type_of};
+use super::gemm::{address, finish, finish_into, no_products, no_products_into, type_of};
 use super::gemm_blocks;
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Grid, In, Out, kernels};
-use crate::ops::{self, Accumulation, product_then_quantize};
+use crate::ops::{self, Accumulation, Terms, Update, product_then_quantize};
 use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
 
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_fp8_add`")]
 pub(crate) fn gemm_fp8(
     gpu: &Gpu,
+    op: &'static str,
     a: &Fp8Tensor,
     b: &Fp8Tensor,
     [m, n, k]: [usize; 3],
-    bias: Option<&Tensor>,
+    terms: Terms<'_>,
     dtype: DType,
     accumulation: Accumulation,
 ) -> Result<Tensor> {
-    let op = "gemm_fp8";
     let shape = a.shape().with_last(n);
     let tensor = |y| Tensor::from_cuda(y, shape, a.device());
     if [m, n, k].contains(&0) {
-        return no_products(gpu, op, bias, [m, n], dtype).map(tensor);
+        return no_products(gpu, op, &terms, [m, n], dtype).map(tensor);
     }
     if has_blocks(a, b) {
-        let out = gemm_blocks::Place::New { bias, dtype };
+        let out = gemm_blocks::Place::New { terms, dtype };
         // A new output was asked for, so there is one.
         return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out)?
             .map_or_else(|| Tensor::zeros(shape, dtype, a.device()), |y| Ok(tensor(y)));
     }
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
-    // The library adds a bias of 16 bits to an output of the same type.
-    let own_bias = bias.is_none_or(|bias| bias.dtype() == dtype && dtype != DType::F32);
-    let is_direct = !is_padded && own_bias;
+    let is_direct = !is_padded && adds(&terms, dtype);
     let out = if is_direct { dtype } else { DType::F32 };
-    let own_bias = bias.filter(|_| is_direct);
+    let own = if is_direct { terms } else { Terms::default() };
     let operands = Operands::new(gpu, op, a, b)?;
     let product = Product {
         out: type_of(out),
-        bias: own_bias.map(|bias| type_of(bias.dtype())),
+        addend: own.addend.is_some(),
+        bias: own.bias.map(|bias| type_of(bias.dtype())),
         fast: accumulation == Accumulation::Fast,
         ..operands.product
     };
     let y = gpu.alloc(out, product.m.saturating_mul(product.n))?;
-    let bias_place = own_bias.map(|bias| bias.cuda(op)).transpose()?.map_or(0, Buffer::ptr);
-    let places = Places { out: y.ptr(), bias: bias_place, ..operands.places };
-    // SAFETY: operands of the product's extents and types, an output made for it, a bias of n values.
+    let (addend, bias) = (address(op, own.addend)?, address(op, own.bias)?);
+    let places = Places { out: y.ptr(), addend, bias, ..operands.places };
+    // SAFETY: operands of the product's extents and types, an output made for it, an addend of its type and extents, a bias of n
+    // values.
     unsafe { gpu.matmul(op, &product, &places) }?;
     if is_direct {
         return Ok(tensor(y));
     }
-    finish(gpu, op, &y, product.n, bias, [m, n], dtype).map(tensor)
+    finish(gpu, op, &y, product.n, &terms, [m, n], dtype).map(tensor)
 }
 
-pub(crate) fn gemm_fp8_accumulate(
+/// Returns whether the library adds these terms to an FP8 product with an output of `dtype`: an addend of the output's type, and a
+/// bias of it if it has 16 bits.
+pub(super) fn adds(terms: &Terms<'_>, dtype: DType) -> bool {
+    terms.addend.is_none_or(|addend| addend.dtype() == dtype)
+        && terms.bias.is_none_or(|bias| bias.dtype() == dtype && dtype != DType::F32)
+}
+
+#[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_fp8_into`")]
+pub(crate) fn gemm_fp8_into(
     gpu: &Gpu,
+    op: &'static str,
     a: &Fp8Tensor,
     b: &Fp8Tensor,
     [m, n, k]: [usize; 3],
     out: &mut Tensor,
+    update: Update,
     name: &str,
     accumulation: Accumulation,
 ) -> Result<()> {
-    let op = "gemm_fp8_accumulate";
     let out = out.cuda_mut(name)?;
     if [m, n, k].contains(&0) {
-        return Ok(());
+        return no_products_into(gpu, out, update);
     }
     if has_blocks(a, b) {
-        let out = gemm_blocks::Place::AddedTo(out);
+        let out = gemm_blocks::Place::Into(out, update);
         return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out).map(|_| ());
     }
     let operands = Operands::new(gpu, op, a, b)?;
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
     let fast = accumulation == Accumulation::Fast;
-    let product = Product { accumulate: !is_padded, fast, ..operands.product };
+    let accumulate = !is_padded && update == Update::Add;
+    let product = Product { accumulate, fast, ..operands.product };
     let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
     let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), ..operands.places };
     // SAFETY: operands of the product's extents and types, an f32 output of the same extents.
     unsafe { gpu.matmul(op, &product, &places) }?;
     match padded {
-        Some(padded) => finish_accumulate(gpu, &padded, product.n, out, [m, n]),
+        Some(padded) => finish_into(gpu, &padded, product.n, out, [m, n], update),
         None => Ok(()),
     }
 }
@@ -182,6 +193,7 @@ impl Operands {
             out: Type::F32,
             bias: None,
             accumulate: false,
+            addend: false,
             fast: false,
         };
         let places = Places {

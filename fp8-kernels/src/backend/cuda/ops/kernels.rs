@@ -34,7 +34,7 @@ signatures! {
         codes: Out<u8>, columnwise: Out<u8>, scale: In<f32>, scale_inv: Out<f32>, unset: In<f32>, amax: Out<i32>, }
 
     kernel Accumulate {
-        out: Out<f32>, x: In<Void>, n: u64, dtype: i32, }
+        out: Out<f32>, x: In<Void>, n: u64, dtype: i32, add: i32, }
     ACCUMULATE = Accumulate "accumulate";
 
     kernel Activation {
@@ -299,8 +299,8 @@ signatures! {
     GEMM_PAD = Gemm "gemm_pad";
 
     kernel GemmFinish {
-        x: In<f32>, ld: u64, bias: In<Void>, y: Out<Void>, n: u64, cols: u64, bias_type: i32, y_type: i32,
-        add: i32, }
+        x: In<f32>, ld: u64, addend: In<Void>, bias: In<Void>, y: Out<Void>, n: u64, cols: u64, addend_type: i32,
+        bias_type: i32, y_type: i32, add: i32, }
     GEMM_FINISH = Gemm "gemm_finish";
 
     kernel GemmFactors {
@@ -309,8 +309,8 @@ signatures! {
     GEMM_FACTORS = Gemm "gemm_factors";
 
     kernel GemmFinishRows {
-        x: In<f32>, ld: u64, a: In<f32>, one_a: i32, b: In<f32>, one_b: i32, bias: In<Void>, y: Out<Void>, n: u64,
-        cols: u64, bias_type: i32, y_type: i32, add: i32, }
+        x: In<f32>, ld: u64, a: In<f32>, one_a: i32, b: In<f32>, one_b: i32, addend: In<Void>, bias: In<Void>,
+        y: Out<Void>, n: u64, cols: u64, addend_type: i32, bias_type: i32, y_type: i32, add: i32, }
     GEMM_FINISH_ROWS = Gemm "gemm_finish_rows";
 
     kernel GradNormSquares {

@@ -2,7 +2,7 @@
 
 use super::tiles::{self, TILE, tiles};
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
-use crate::ops::GradientMut;
+use crate::ops::{GradientMut, Update};
 use crate::{DType, Result, Shape, Tensor};
 
 const THREADS: u32 = 256;
@@ -78,7 +78,7 @@ impl Place {
     }
 
     pub(super) fn of(gradient: &mut GradientMut<'_>) -> Result<Self> {
-        let is_added = gradient.is_added;
+        let is_added = gradient.update == Update::Add;
         Ok(Self { address: gradient.tensor.cuda_mut(gradient.name)?.ptr(), is_added })
     }
 

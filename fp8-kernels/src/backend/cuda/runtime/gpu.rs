@@ -17,6 +17,7 @@ use super::parameters::Parameter;
 use super::product::{Places, Product};
 use super::queue::Queue;
 use super::tuning::GemmTuning;
+use crate::deferred::DeferredWork;
 use crate::{Error, Result, TunedProducts};
 use cudarc::driver::CudaStream;
 use parking_lot::Mutex;
@@ -35,6 +36,7 @@ struct Inner {
     gemm_tuning: GemmTuning,
     /// None before the first matrix product.
     blas: Mutex<Option<Blas>>,
+    deferred: DeferredWork,
 }
 
 impl Deref for Gpu {
@@ -86,6 +88,7 @@ impl Gpu {
             libraries,
             gemm_tuning,
             blas: Mutex::default(),
+            deferred: DeferredWork::default(),
         })))
     }
 
@@ -139,12 +142,24 @@ impl Gpu {
         }
     }
 
+    /// Returns the work that is put off on this device.
+    pub(crate) fn deferred(&self) -> &DeferredWork {
+        &self.0.deferred
+    }
+
     /// Records what `step` queues and launches it once.
     pub(crate) fn capture<T, E: From<Error>>(
         &self,
         step: impl FnOnce() -> Result<T, E>,
     ) -> Result<(CudaGraph, T), E> {
-        let (recorded, output) = self.record(step)?;
+        if self.capture_number().is_none() {
+            self.deferred().settle()?;
+        }
+        let (recorded, output) = self.record(|| {
+            let output = step()?;
+            self.deferred().settle()?;
+            Ok::<T, E>(output)
+        })?;
         Ok((CudaGraph { recorded, _gpu: self.clone() }, output))
     }
 }

@@ -143,9 +143,13 @@ impl Blas {
         lane: Lane,
     ) -> Result<()> {
         // In FP8 the output is no C; nothing is read there.
-        let c = if product.out.size() == 1 { 0 } else { places.out };
+        let c = match (product.out.size(), product.addend) {
+            (1, _) => 0,
+            (_, true) => places.addend,
+            (_, false) => places.out,
+        };
         let matrices = [places.right, places.left, c, places.out];
-        let beta = if product.accumulate { 1.0 } else { 0.0 };
+        let beta = if product.accumulate || product.addend { 1.0 } else { 0.0 };
         let Chosen { layouts, algo, .. } = chosen;
         let Lane { stream, workspace } = lane;
         // SAFETY: as the caller promises.
@@ -318,7 +322,7 @@ impl<'a> Draft<'a> {
         self.layouts[0] = library.layout(right, a[0], a[1])?;
         self.layouts[1] = library.layout(left, b[0], b[1])?;
         self.layouts[3] = library.layout(out, n, m)?;
-        // In place C and D are one matrix, and so one layout.
+        // In place C and D are one matrix, and so one layout; an addend has the same.
         self.layouts[2] = match product.c_type() {
             kind if kind == out => self.layouts[3],
             kind => library.layout(kind, n, m)?,

@@ -308,6 +308,11 @@ impl Memory {
         self.recycle(freed);
     }
 
+    /// Returns whether a graph exists that may run again.
+    pub(crate) fn has_graphs(&self) -> bool {
+        self.kept.lock().pool.has_graphs()
+    }
+
     /// Frees what only the graph of that capture named.
     pub(super) fn drop_graph(&self, capture: u64) {
         let freed = self.kept.lock().pool.drop_graph(capture);

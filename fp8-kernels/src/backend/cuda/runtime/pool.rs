@@ -89,6 +89,11 @@ impl Pool {
         self.drop_graph(if has_graph { 0 } else { born })
     }
 
+    /// Returns whether a graph exists.
+    pub(super) fn has_graphs(&self) -> bool {
+        !self.graphs.is_empty()
+    }
+
     /// Removes the graph of a capture. Returns the held blocks that no other graph may use; none during a capture.
     pub(super) fn drop_graph(&mut self, capture: u64) -> Vec<Freed> {
         self.graphs.remove(&capture);

@@ -70,6 +70,8 @@ pub(crate) struct Product {
     pub(crate) bias: Option<Type>,
     /// `y += …`.
     pub(crate) accumulate: bool,
+    /// `y = … + C`, where C is another matrix of the output's type and extents. Not together with `accumulate`.
+    pub(crate) addend: bool,
     /// Fewer bits in sums.
     pub(crate) fast: bool,
 }
@@ -80,6 +82,7 @@ pub(crate) struct Places {
     pub(crate) left: u64,
     pub(crate) right: u64,
     pub(crate) out: u64,
+    pub(crate) addend: u64,
     pub(crate) bias: u64,
     /// Factors of FP8 operands.
     pub(crate) left_scale: u64,
@@ -92,7 +95,7 @@ pub(crate) struct Places {
 impl Places {
     /// The largest power of two up to [`ALIGNMENT`] that divides the addresses of all matrices and of the bias.
     pub(super) fn alignment(&self) -> u64 {
-        let all = self.left | self.right | self.out | self.bias | ALIGNMENT;
+        let all = self.left | self.right | self.out | self.addend | self.bias | ALIGNMENT;
         1 << all.trailing_zeros()
     }
 }
@@ -100,23 +103,26 @@ impl Places {
 impl Product {
     /// `[m, k] · [k, n], E4M3 × E4M3 → bf16, fast`.
     pub(super) fn describe(&self) -> String {
-        let Self { m, n, k, left, right, factors, out, fast, .. } = self;
+        let Self { m, n, k, left, right, factors, out, addend, fast, .. } = self;
         let [left_factors, right_factors] = factors.map(FactorLayout::name);
         let bias = self.bias.map_or_else(String::new, |bias| format!(", {} bias", bias.name()));
         let (left, right, out) = (left.name(), right.name(), out.name());
+        let addend = if *addend { ", addend" } else { "" };
         let fast = if *fast { ", fast" } else { "" };
-        format!("[{m}, {k}] · [{k}, {n}], {left}{left_factors} × {right}{right_factors} → {out}{bias}{fast}")
+        format!(
+            "[{m}, {k}] · [{k}, {n}], {left}{left_factors} × {right}{right_factors} → {out}{addend}{bias}{fast}"
+        )
     }
 
     /// Returns the name of the product in a file of results. It contains everything that decides which kernels there are.
     pub(super) fn name(&self) -> String {
         let Self { m, n, k, left_transposed, right_transposed, left, right, .. } = self;
-        let Self { factors, out, bias, accumulate, fast, .. } = self;
+        let Self { factors, out, bias, accumulate, addend, fast, .. } = self;
         let [left_factors, right_factors] = factors.map(FactorLayout::name);
         let sign = |transposed: &bool| if *transposed { "t" } else { "n" };
         let flag = |on: &bool, name: &'static str| if *on { name } else { "" };
         format!(
-            "{m}x{n}x{k} {}{} {}{left_factors} {}{right_factors} {}{}{}{}",
+            "{m}x{n}x{k} {}{} {}{left_factors} {}{right_factors} {}{}{}{}{}",
             sign(left_transposed),
             sign(right_transposed),
             left.name(),
@@ -124,6 +130,7 @@ impl Product {
             out.name(),
             bias.map_or_else(String::new, |bias| format!(" bias {}", bias.name())),
             flag(accumulate, " accumulate"),
+            flag(addend, " addend"),
             flag(fast, " fast"),
         )
     }
@@ -159,6 +166,7 @@ mod tests {
         let factors = Places { left_scale: 4, right_scale: 8, out_scale: 12, out_amax: 20, ..aligned };
         assert_eq!(factors.alignment(), 256);
         assert_eq!(Places { bias: 0x4010, ..aligned }.alignment(), 16);
+        assert_eq!(Places { addend: 0x4020, ..aligned }.alignment(), 32);
         assert_eq!(Places { left: 0x1002, ..aligned }.alignment(), 2);
         assert_eq!(Places { out: 0x1001, ..aligned }.alignment(), 1);
     }

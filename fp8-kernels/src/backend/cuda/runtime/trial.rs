@@ -264,17 +264,22 @@ impl Inputs {
                 });
             let buffers = [left?, right?, out?];
             let [left, right, out] = buffers.each_ref().map(Buffer::ptr);
+            let addend = product.addend.then(|| queue.alloc(DType::U8, sizes[2])).transpose()?;
+            if let Some(addend) = &addend {
+                fill(queue, addend, product.out, (COPIES * 3 + copy) as u64)?;
+            }
             self.places.push(Places {
                 left,
                 right,
                 out,
+                addend: addend.as_ref().map_or(0, Buffer::ptr),
                 bias: bias.ptr(),
                 left_scale,
                 right_scale,
                 out_scale: scale.ptr(),
                 out_amax: amax.ptr(),
             });
-            self._buffers.extend(buffers);
+            self._buffers.extend(buffers.into_iter().chain(addend));
         }
         Ok(())
     }

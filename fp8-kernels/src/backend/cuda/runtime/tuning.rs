@@ -221,6 +221,7 @@ mod tests {
             out: Type::Bf16,
             bias: None,
             accumulate: false,
+            addend: false,
             fast: true,
             factors: [super::super::product::FactorLayout::Tensor; 2],
         }

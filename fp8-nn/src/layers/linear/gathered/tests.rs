@@ -2,6 +2,7 @@
 
 use super::super::WgradInput;
 use super::*;
+use crate::fp8_output::Destination;
 use crate::{Linear, LinearOptions, ParallelMode, TensorParallelOptions};
 use fp8_dist::local;
 use fp8_kernels::{DType, Device};
@@ -103,7 +104,7 @@ fn reads(
         let local = if ranks.is_some() { FEATURES / 2 } else { FEATURES };
         let input = Tensor::full(1.0, [tokens, local], dtype, &device).unwrap();
         let mut cx = of_row.autocast(recipe).unwrap();
-        let (_, saved) = row.forward_to(&mut cx, &input, None).unwrap();
+        let (_, saved) = row.forward_to(&mut cx, &input, Destination::High).unwrap();
         cx.commit().unwrap();
         let mut cx = of_row.backward().unwrap();
         let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&dy, slot)?, None));

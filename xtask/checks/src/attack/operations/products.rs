@@ -1,6 +1,6 @@
 //! Matrix products, in high precision and in FP8.
 
-use fp8_kernels::ops::{self, Accumulation, Diagonal, Layout, ScoreOptions, Sequences};
+use fp8_kernels::ops::{self, Accumulation, Diagonal, Layout, ScoreOptions, Sequences, Update};
 use fp8_kernels::{Cell, DType, Device, Encoding, Fp8Tensor, Operand, ScalePolicy, ScaleRule, Slot};
 
 use super::super::case::{Case, Input};
@@ -40,7 +40,12 @@ pub(super) fn gemm(case: &mut Case<'_>) -> Option<()> {
         let out_shape =
             if m.checked_mul(n).is_none_or(|len| len > 1 << 16) { vec![0, n] } else { vec![m, n] };
         let mut out = case.tensor(&out_shape, to, kind)?;
-        case.call("gemm_accumulate", || ops::gemm_accumulate(&a, &b, layout, &mut out.tensor, "out"))?;
+        if case.draw.flip() {
+            let update = case.draw.pick(&[Update::Add, Update::Write]);
+            case.call("gemm_into", || ops::gemm_into(&a, &b, layout, &mut out.tensor, update, "out"))?;
+        } else {
+            case.call("gemm_accumulate", || ops::gemm_accumulate(&a, &b, layout, &mut out.tensor, "out"))?;
+        }
         let near = tolerance(DType::F32, k, [&a, &b], out.size);
         case.close("out", &out.tensor, near);
         return Some(());
@@ -49,8 +54,17 @@ pub(super) fn gemm(case: &mut Case<'_>) -> Option<()> {
     let has_bias = case.draw.flip() && n < 1 << 16;
     let bias = if has_bias { Some(case.tensor(&[n], bias_type, kind)?) } else { None };
     let to = case.draw.dtype();
-    let y = case.call("gemm", || ops::gemm(&a, &b, layout, bias.as_deref(), to))?;
-    let near = tolerance(to, k, [&a, &b], bias.map_or(0.0, |bias| bias.size));
+    let addend_type = case.draw.dtype();
+    let has_addend = case.draw.flip() && m.checked_mul(n).is_some_and(|len| len < 1 << 16);
+    let addend = if has_addend { Some(case.tensor(&[m, n], addend_type, kind)?) } else { None };
+    let y = match addend.as_deref() {
+        Some(addend) => {
+            case.call("gemm_add", || ops::gemm_add(&a, &b, layout, addend, bias.as_deref(), to))?
+        }
+        None => case.call("gemm", || ops::gemm(&a, &b, layout, bias.as_deref(), to))?,
+    };
+    let size = |term: Option<Input>| term.map_or(0.0, |term| term.size);
+    let near = tolerance(to, k, [&a, &b], size(bias) + size(addend));
     case.close("y", &y, near);
     Some(())
 }
@@ -97,15 +111,32 @@ pub(super) fn gemm_fp8(case: &mut Case<'_>) -> Option<()> {
             let of = case.draw.dtype_like(DType::F32);
             let shape = if m.checked_mul(n).is_none_or(|len| len > 1 << 16) { [0, n] } else { [m, n] };
             let mut out = case.tensor(&shape, of, Kind::Tame)?;
-            case.call("gemm_fp8_accumulate", || {
-                ops::gemm_fp8_accumulate(&a8, &b8, &mut out.tensor, "out", ops::Accumulation::Split)
-            })?;
+            let (update, split) = (case.draw.pick(&[Update::Add, Update::Write]), Accumulation::Split);
+            if case.draw.flip() {
+                case.call("gemm_fp8_into", || {
+                    ops::gemm_fp8_into(&a8, &b8, &mut out.tensor, update, "out", split)
+                })?;
+            } else {
+                case.call("gemm_fp8_accumulate", || {
+                    ops::gemm_fp8_accumulate(&a8, &b8, &mut out.tensor, "out", split)
+                })?;
+            }
             case.close("out", &out.tensor, tolerance(DType::F32, k, [&a, &b], out.size));
         }
         1 => {
             let bias = if has_bias { Some(case.tensor(&[n], bias_type, Kind::Tame)?) } else { None };
+            let bias_size = bias.as_ref().map_or(0.0, |bias| bias.size);
+            let addend_type = case.draw.dtype();
+            if case.draw.flip() && m.checked_mul(n).is_some_and(|len| len < 1 << 16) {
+                let addend = case.tensor(&[m, n], addend_type, Kind::Tame)?;
+                let y = case.call("gemm_fp8_add", || {
+                    ops::gemm_fp8_add(&a8, &b8, &addend, bias.as_deref(), to, accumulation)
+                })?;
+                case.close("y", &y, tolerance(to, k, [&a, &b], bias_size + addend.size));
+                return Some(());
+            }
             let y = case.call("gemm_fp8", || ops::gemm_fp8(&a8, &b8, bias.as_deref(), to, accumulation))?;
-            case.close("y", &y, tolerance(to, k, [&a, &b], bias.map_or(0.0, |bias| bias.size)));
+            case.close("y", &y, tolerance(to, k, [&a, &b], bias_size));
         }
         _ => {
             let parts = Parts::draw(case)?;
