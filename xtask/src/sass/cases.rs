@@ -145,6 +145,15 @@ impl Case {
         format!("{} {}", self.work, self.dtype)
     }
 
+    /// The parameter by whose buffer elements are counted, and the word of it that names another buffer instead.
+    fn counted(&self) -> (&str, Option<usize>) {
+        let parts = self.unit.parameter.split_once('.');
+        match parts.and_then(|(name, word)| Some((name, word.parse().ok()?))) {
+            Some((name, word)) => (name, Some(word)),
+            None => (&self.unit.parameter, None),
+        }
+    }
+
     pub(super) fn is_longer(&self) -> bool {
         !self.longer.is_empty()
     }
@@ -175,8 +184,13 @@ impl Case {
             let bytes = match kind {
                 Kind::Pointer(pointee) => {
                     let address = self.pointer(pointee, given.as_deref(), &mut memory).map_err(problem)?;
-                    if *name == self.unit.parameter {
-                        counted = Some(address);
+                    // `records.2` is the buffer whose address is the third word of `records`.
+                    let (buffer, word) = self.counted();
+                    if *name == buffer {
+                        counted = match word {
+                            None => Some(address),
+                            Some(word) => memory.word(address, word),
+                        };
                     }
                     address.to_le_bytes().to_vec()
                 }

@@ -147,6 +147,8 @@ fn instruction(line: &str) -> Option<Instruction> {
     let operands = match opcode.as_str() {
         // `BRX R2 -0xd0`
         "BRX" | "BRXU" => operands.split(' ').map(operand).collect::<Option<_>>()?,
+        // ``RET.REL.NODEC R2 `(kernel)``: the address is in the register.
+        "RET" => vec![operand(operands.split(' ').next()?)?],
         // Barriers, scoreboards and such name resources that nothing here depends on.
         "BAR" | "DEPBAR" | "BSSY" | "BSYNC" | "BREAK" | "WARPSYNC" | "NOP" | "CCTL" | "MEMBAR" => {
             split(operands).into_iter().filter_map(operand).collect()

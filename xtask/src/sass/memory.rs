@@ -49,11 +49,12 @@ impl Memory {
         self.buffer(address).map_or_else(Traffic::default, |(_, traffic)| *traffic)
     }
 
-    pub(super) fn total(&self) -> Traffic {
-        self.buffers.iter().fold(Traffic::default(), |sum, (_, traffic)| Traffic {
-            read: sum.read + traffic.read,
-            written: sum.written + traffic.written,
-        })
+    /// A word of a buffer of words.
+    pub(super) fn word(&self, address: u64, index: usize) -> Option<u64> {
+        match self.buffer(address)? {
+            (Content::Words(words), _) => words.get(index).copied(),
+            _ => None,
+        }
     }
 
     fn buffer(&self, address: u64) -> Option<&(Content, Traffic)> {
@@ -136,7 +137,7 @@ mod tests {
         memory.write(codes + 1, &[1, 2]).unwrap();
         assert_eq!(memory.read(codes, 4).unwrap()[..4], [0x38, 1, 2, 0x38]);
         assert_eq!(memory.traffic(codes + 99), Traffic { read: 4, written: 2 });
-        assert_eq!(memory.total(), Traffic { read: 16, written: 2 });
+        assert_eq!((memory.word(words, 1), memory.word(words, 2), memory.word(ones, 0)), (Some(codes), None, None));
         for astray in [0, 16, SPACING - 1, 9 * SPACING, u64::MAX] {
             assert!(memory.read(astray, 4).is_none() && memory.write(astray, &[0]).is_none());
         }

@@ -90,7 +90,7 @@ pub(super) fn operand(text: &str) -> Option<Operand> {
     if text.starts_with('[') {
         return Some(Operand::Memory(address(text)?));
     }
-    if ["SR_", "SB", "PR", "LSB", "B", "0x0 ("].iter().any(|start| text.starts_with(start)) {
+    if ["SR", "SB", "PR"].iter().any(|start| text.starts_with(start)) {
         return Some(Operand::Name(text.to_owned()));
     }
     value(text).map(Operand::Value)
