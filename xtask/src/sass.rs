@@ -12,14 +12,18 @@ mod float;
 mod float16;
 mod gate;
 mod integer;
+mod layer;
 mod listing;
 mod memory;
 mod occupancy;
 mod operand;
 mod packed;
+mod peers;
+mod results;
 mod run;
 mod signatures;
 mod table;
+mod term;
 mod thread;
 mod tools;
 
@@ -48,6 +52,12 @@ pub(crate) struct Sass {
     /// Writes counts that are more than 5 % worse, with this reason beside them
     #[arg(long, value_name = "REASON")]
     accept: Option<String>,
+    /// Adds up the launches of a TransformerLayer from the committed counts and results; counts nothing
+    #[arg(long, conflicts_with_all = ["works", "all", "accept"])]
+    layer: bool,
+    /// Compares estimates with the measured rows of torch.compile; counts nothing
+    #[arg(long, conflicts_with_all = ["works", "all", "accept"])]
+    peers: bool,
     /// The folder of nvdisasm, or of a CUDA toolkit
     #[arg(long, value_name = "DIR")]
     cuda: Option<PathBuf>,
@@ -61,6 +71,8 @@ struct Committed {
     ptx: BTreeMap<String, String>,
     /// The kernel file of each kernel.
     files: BTreeMap<String, String>,
+    /// A line of the table that cannot be read.
+    damage: Option<String>,
 }
 
 impl Committed {
@@ -77,14 +89,21 @@ impl Committed {
         }
         let table = fs::read_to_string(folder.join("sass.txt")).unwrap_or_default();
         let cases = fs::read_to_string(folder.join("sass-cases.txt"))?;
-        Ok(Self { cases: cases::read(&cases)?, table: table::read(&table)?, ptx, files })
+        let (table, damage) = table::readable(&table);
+        Ok(Self { cases: cases::read(&cases)?, table, ptx, files, damage })
     }
 }
 
 pub(crate) fn run(options: &Sass) -> Result<ExitCode> {
     let committed = Committed::read()?;
+    if options.layer || options.peers {
+        let peers = !options.peers || peers::print(&committed.table)?;
+        let layer = !options.layer || layer::print(&committed.table)?;
+        return Ok(if peers && layer { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     let unmatched = gate::unmatched(&committed.cases, &committed.ptx);
-    let stale: Vec<&Case> = committed.cases.cases.iter().filter(|case| is_asked(options, case, &committed)).collect();
+    let stale: Vec<&Case> =
+        committed.cases.cases.iter().filter(|case| is_asked(options, case, &committed)).collect();
     let (counted, mut failures) = count(options, &committed, &stale)?;
     let mut table = Table { tools: tools(), rows: Vec::new() };
     let mut refused = 0;
@@ -125,7 +144,9 @@ pub(crate) fn run(options: &Sass) -> Result<ExitCode> {
     }
     failures += unmatched.len() + refused;
     if refused > 0 {
-        println!("error: {refused} counts are worse and were not written: improve them, or give --accept REASON");
+        println!(
+            "error: {refused} counts are worse and were not written: improve them, or give --accept REASON"
+        );
     }
     println!("{} cases, {} counted, {failures} failures", committed.cases.cases.len(), counted.len());
     Ok(if failures > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -137,7 +158,8 @@ pub(crate) fn run(options: &Sass) -> Result<ExitCode> {
 /// Whatever is wrong with them.
 pub(crate) fn check() -> Result<String> {
     let committed = Committed::read()?;
-    let problems = gate::problems(&committed.table, &committed.cases, &committed.ptx);
+    let mut problems = gate::problems(&committed.table, &committed.cases, &committed.ptx);
+    problems.extend(committed.damage);
     if problems.is_empty() {
         return Ok(format!("{} cases", committed.table.rows.len()));
     }
@@ -170,7 +192,8 @@ fn count(options: &Sass, committed: &Committed, cases: &[&Case]) -> Result<(Vec<
     let kernels_file = root().join("fp8-kernels/src/backend/cuda/ops/kernels.rs");
     let signatures = signatures::read(&fs::read_to_string(kernels_file)?)?;
     let resources = ptx::resources_on(ARCHITECTURE)?;
-    let stems: BTreeSet<&String> = cases.iter().filter_map(|case| committed.files.get(&case.kernel)).collect();
+    let stems: BTreeSet<&String> =
+        cases.iter().filter_map(|case| committed.files.get(&case.kernel)).collect();
     let stems: Vec<&String> = stems.into_iter().collect();
     let compiled = process::each(&stems, 2, |_, stem| {
         let cubin = ptx::machine_code(&nvrtc, stem, ARCHITECTURE).map_err(|error| error.to_string())?;
@@ -205,6 +228,7 @@ fn count(options: &Sass, committed: &Committed, cases: &[&Case]) -> Result<(Vec<
                 in_flight: counts.in_flight * u64::from(warps) * 32 / 1024,
                 counts,
                 bytes: case.bytes,
+                read: (case.bytes - counts.written).max(0.0),
                 best: Best { instructions: counts.instructions, warps, shared: counts.shared },
                 hash: gate::hash(&committed.ptx[kernel], case),
                 reason: None,

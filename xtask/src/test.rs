@@ -20,7 +20,7 @@ use xshell::{Shell, cmd};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, process, ptx, tidy};
+use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, process, ptx, sass, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -37,6 +37,7 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
 
     report.step("format", || done(cmd!(sh, "cargo fmt --all --check").run()));
     report.step("tidy", || tidy::run(&tidy::Tidy::default()).map(|()| String::new()));
+    report.step("counts of the kernels' machine code", sass::check);
     report.step("lints", || {
         done(cmd!(sh, "cargo clippy --workspace --all-targets --all-features -- -D warnings").run())
     });

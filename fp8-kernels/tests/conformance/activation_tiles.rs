@@ -222,7 +222,7 @@ fn needles(device: &Device, activation: Activation) -> Outcome {
             dy[place] = -1e4;
             let large = tensor(h.clone(), [rows, cols * halves(activation)], DType::BF16, device)?;
             // The gradient of the gate, if there is one, is the larger half for every second needle.
-            let gate = if place % 2 == 0 { 1.0 } else { 0.5 };
+            let gate = if place / 8 % 2 == 0 { 1.0 } else { 0.5 };
             let width = cols * halves(activation);
             let gates = (0..rows * width).map(|i| if i % width < cols { 1.0 } else { gate }).collect();
             let gates = tensor(gates, [rows, width], DType::BF16, device)?;

@@ -201,7 +201,9 @@ fn load(thread: &mut Thread<'_>, instruction: &Instruction, mut operands: Operan
     let at = thread.sum(place);
     let value = thread.memory.read(at, bytes).ok_or_else(|| astray(at))?;
     set(thread, instruction, target, word_at(&value[..bytes]), bytes);
-    thread.depart(target, bytes as u64);
+    if !thread.memory.is_small(at) {
+        thread.depart(target, bytes as u64);
+    }
     Ok(())
 }
 

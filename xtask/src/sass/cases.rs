@@ -34,6 +34,8 @@ pub(super) struct Case {
     pub(super) bytes: f64,
     /// Dynamic shared memory of a block.
     pub(super) shared: u32,
+    /// Buffers that caches hold: loads from them do not count as on their way from memory.
+    small: Vec<String>,
     /// Threads whose run comes first, for what they leave in shared memory.
     pub(super) before: u32,
     pub(super) threads: Option<u32>,
@@ -120,6 +122,7 @@ fn case(line: &str) -> std::result::Result<Case, String> {
         lanes: number("lanes", take("lanes"), 1)?.max(1),
         bytes: bytes.ok_or("bytes=: a number from 0 on is wanted")?,
         shared: number("shared", take("shared"), 0)?,
+        small: take("small").map_or_else(Vec::new, |names| names.split(',').map(str::to_owned).collect()),
         before: number("before", take("before"), 0)?,
         threads: take("threads").map(|text| number("threads", Some(text), 0)).transpose()?,
         grid: number("grid", take("grid"), 1)?,
@@ -184,6 +187,9 @@ impl Case {
             let bytes = match kind {
                 Kind::Pointer(pointee) => {
                     let address = self.pointer(pointee, given.as_deref(), &mut memory).map_err(problem)?;
+                    if self.small.contains(name) {
+                        memory.mark_small(address);
+                    }
                     // `records.2` is the buffer whose address is the third word of `records`.
                     let (buffer, word) = self.counted();
                     if *name == buffer {
@@ -214,15 +220,21 @@ impl Case {
     }
 
     /// The address of a new buffer with the content that the case gives, or that the type suggests; 0 if it gives 0.
-    fn pointer(&self, pointee: &str, given: Option<&str>, memory: &mut Memory) -> std::result::Result<u64, String> {
+    fn pointer(
+        &self,
+        pointee: &str,
+        given: Option<&str>,
+        memory: &mut Memory,
+    ) -> std::result::Result<u64, String> {
         let content = match given {
             Some("0") => return Ok(0),
             Some(text) => content(text, memory).ok_or(format!("{text}: no content of a buffer"))?,
             None => match pointee {
                 "f32" => Content::Ones,
                 "u8" => Content::Codes(0x38),
-                "Void" | "u16" => content(&self.dtype, memory)
-                    .ok_or(format!("{}: no type of the elements", self.dtype))?,
+                "Void" | "u16" => {
+                    content(&self.dtype, memory).ok_or(format!("{}: no type of the elements", self.dtype))?
+                }
                 _ => Content::Integers(1),
             },
         };
@@ -284,7 +296,8 @@ fn scalar_bytes(kind: &str, text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    const LINE: &str = "cast+T bf16 tiles per=written:codes:1 bytes=4 longer=run:8 dtype=bf16 run=4 eps=0.5 sums=0";
+    const LINE: &str =
+        "cast+T bf16 tiles per=written:codes:1 bytes=4 longer=run:8 dtype=bf16 run=4 eps=0.5 sums=0";
 
     fn signature() -> Parameters {
         let pointer = |name: &str, to: &str| (name.to_owned(), Kind::Pointer(to.to_owned()));

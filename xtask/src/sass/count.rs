@@ -21,6 +21,8 @@ pub(super) struct Counts {
     pub(super) ldmatrix: f64,
     /// Bytes of shared memory.
     pub(super) shared: f64,
+    /// Bytes written to device memory.
+    pub(super) written: f64,
     /// The most bytes of device memory that were on their way to one thread at once.
     pub(super) in_flight: u64,
 }
@@ -37,6 +39,7 @@ pub(super) fn count(case: &Case, listing: &Listing, signature: &Parameters, thre
             hmma: per(short.hmma),
             ldmatrix: per(short.ldmatrix),
             shared: per(short.shared),
+            written: per(short.written),
             in_flight: short.in_flight,
         });
     }
@@ -53,6 +56,7 @@ pub(super) fn count(case: &Case, listing: &Listing, signature: &Parameters, thre
         hmma: each(|tally| tally.hmma),
         ldmatrix: each(|tally| tally.ldmatrix),
         shared: each(|tally| tally.shared),
+        written: each(|tally| tally.written),
         in_flight: long.in_flight,
     })
 }
@@ -75,7 +79,8 @@ fn tally(
     let mut memory = launch.memory;
     let mut thread = Thread::new(listing, launch.place, &launch.parameters, &mut memory, &mut shared)?;
     run(&mut thread, LIMIT)?;
-    let tally = thread.tally;
+    let mut tally = thread.tally;
+    tally.written = memory.written();
     let traffic = memory.traffic(launch.counted);
     let bytes = if case.unit.is_read { traffic.read } else { traffic.written };
     let (name, way) = (case.name(), if case.unit.is_read { "read" } else { "wrote" });

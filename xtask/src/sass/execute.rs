@@ -30,10 +30,11 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
         }
         "DEPBAR" => access::wait(thread, instruction)?,
         "LDGDEPBAR" => thread.commit_copies(),
-        "MOV" | "UMOV" | "R2UR" | "IADD3" | "UIADD3" | "VIADD" | "IMAD" | "UIMAD" | "LEA" | "ULEA" | "LOP3"
-        | "ULOP3" | "PLOP3" | "UPLOP3" | "ISETP" | "UISETP" | "SEL" | "USEL" | "VIADDMNMX" | "VIMNMX"
-        | "UVIMNMX" | "SHF" | "USHF" | "PRMT" | "UPRMT" | "IABS" | "POPC" | "UPOPC" | "FLO" | "UFLO" | "BREV"
-        | "UBREV" | "P2R" | "R2P" | "SGXT" | "USGXT" | "BMSK" | "UBMSK" | "UP2UR" | "UR2UP" => {
+        "MOV" | "UMOV" | "R2UR" | "IADD3" | "UIADD3" | "VIADD" | "IMAD" | "UIMAD" | "LEA" | "ULEA"
+        | "LOP3" | "ULOP3" | "PLOP3" | "UPLOP3" | "ISETP" | "UISETP" | "SEL" | "USEL" | "VIADDMNMX"
+        | "VIMNMX" | "UVIMNMX" | "SHF" | "USHF" | "PRMT" | "UPRMT" | "IABS" | "POPC" | "UPOPC" | "FLO"
+        | "UFLO" | "BREV" | "UBREV" | "P2R" | "R2P" | "SGXT" | "USGXT" | "BMSK" | "UBMSK" | "UP2UR"
+        | "UR2UP" => {
             integer::step(thread, instruction)?;
         }
         "FADD" | "FMUL" | "FFMA" | "FMNMX" | "FSEL" | "FSETP" | "FSET" | "FCHK" | "MUFU" | "F2I" | "I2F"
@@ -41,8 +42,8 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
         "HADD2" | "HMUL2" | "HFMA2" | "HMNMX2" | "VHMNMX" => packed::arithmetic(thread, instruction)?,
         "F2FP" => packed::convert(thread, instruction)?,
         "S2R" | "S2UR" | "CS2R" | "B2R" | "SHFL" | "VOTE" | "VOTEU" | "REDUX" | "MATCH" | "LDC" | "ULDC"
-        | "LDG" | "LD" | "LDS" | "LDL" | "LDSM" | "STG" | "ST" | "STS" | "STL" | "LDGSTS" | "HMMA" | "RED"
-        | "REDG" | "REDS" | "ATOM" | "ATOMG" | "ATOMS" | "QSPC" => access::step(thread, instruction)?,
+        | "LDG" | "LD" | "LDS" | "LDL" | "LDSM" | "STG" | "ST" | "STS" | "STL" | "LDGSTS" | "HMMA"
+        | "RED" | "REDG" | "REDS" | "ATOM" | "ATOMG" | "ATOMS" | "QSPC" => access::step(thread, instruction)?,
         unknown => return Err(format!("the instruction {unknown} is unknown here").into()),
     }
     Ok(Next::Following)

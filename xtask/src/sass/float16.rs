@@ -41,9 +41,13 @@ mod tests {
 
     #[test]
     fn sixteen_bit_floats_convert_both_ways() {
-        for (bits, value) in
-            [(0x3c00, 1.0), (0xc000, -2.0), (0x7bff, 65504.0), (0x0001, 5.960_464_5e-8), (0x7c00, f32::INFINITY)]
-        {
+        for (bits, value) in [
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 5.960_464_5e-8),
+            (0x7c00, f32::INFINITY),
+        ] {
             assert_eq!((f16_to_f32(bits), f32_to_f16(value)), (value, bits));
         }
         assert!(f16_to_f32(0x7e00).is_nan() && f16_to_f32(f32_to_f16(f32::NAN)).is_nan());

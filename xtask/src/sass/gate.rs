@@ -147,6 +147,7 @@ $L__BB1_2:
             in_flight: 0,
             counts: Counts { instructions: 20.0, shared: 2.0, ..Counts::default() },
             bytes: 4.0,
+            read: 2.0,
             best: Best { instructions: 20.0, warps: 24, shared: 2.0 },
             hash: hash(&ptx[&case.kernel], case),
             reason: None,
@@ -178,11 +179,14 @@ $L__BB1_2:
         let counts = Counts { instructions: 21.1, shared: 4.0, ..Counts::default() };
         let worse = Row { counts, warps: 16, ..good.clone() };
         let without = "copy bf16: worse without a reason: ";
-        assert_eq!(problems(&table(worse.clone()), &cases, &ptx), [
-            format!("{without}21.10 instructions, 20.00 before"),
-            format!("{without}16 warps, 24 before"),
-            format!("{without}4.00 bytes of shared memory, 2.00 before"),
-        ]);
+        assert_eq!(
+            problems(&table(worse.clone()), &cases, &ptx),
+            [
+                format!("{without}21.10 instructions, 20.00 before"),
+                format!("{without}16 warps, 24 before"),
+                format!("{without}4.00 bytes of shared memory, 2.00 before"),
+            ]
+        );
         let reasoned = Row { reason: Some("exact".to_owned()), ..worse };
         assert_eq!(problems(&table(reasoned), &cases, &ptx), [""; 0]);
         let counts = Counts { instructions: 20.9, shared: 2.0, ..Counts::default() };
@@ -190,12 +194,18 @@ $L__BB1_2:
 
         let gone = Row { work: "gone".to_owned(), ..good };
         let other = cases::read("copy bf16 third per=read:x:2 bytes=4\n").unwrap();
-        assert_eq!(problems(&table(gone), &other, &ptx), [
-            "first: no case: add a line to fp8-kernels/ptx/sass-cases.txt, or `- first: REASON`",
-            "second: no case: add a line to fp8-kernels/ptx/sass-cases.txt, or `- second: REASON`",
-            "third: no such kernel: remove or rename it in fp8-kernels/ptx/sass-cases.txt",
-            "gone bf16: counted, but no case: run cargo xtask sass",
-        ]);
-        assert_eq!(problems(&Table::default(), &cases, &ptx), ["copy bf16: not counted: run cargo xtask sass"]);
+        assert_eq!(
+            problems(&table(gone), &other, &ptx),
+            [
+                "first: no case: add a line to fp8-kernels/ptx/sass-cases.txt, or `- first: REASON`",
+                "second: no case: add a line to fp8-kernels/ptx/sass-cases.txt, or `- second: REASON`",
+                "third: no such kernel: remove or rename it in fp8-kernels/ptx/sass-cases.txt",
+                "gone bf16: counted, but no case: run cargo xtask sass",
+            ]
+        );
+        assert_eq!(
+            problems(&Table::default(), &cases, &ptx),
+            ["copy bf16: not counted: run cargo xtask sass"]
+        );
     }
 }

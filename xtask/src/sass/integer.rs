@@ -117,11 +117,8 @@ fn multiply(thread: &mut Thread<'_>, instruction: &Instruction, operands: &mut O
     let carry = operands.optional_predicate();
     let (a, b) = (read(thread, operands)?, read(thread, operands)?);
     let signed = !instruction.has("U32");
-    let product = if signed {
-        i128::from(a as i32) * i128::from(b as i32)
-    } else {
-        i128::from(a) * i128::from(b)
-    };
+    let product =
+        if signed { i128::from(a as i32) * i128::from(b as i32) } else { i128::from(a) * i128::from(b) };
     let third = operands.next_value()?;
     if instruction.has("WIDE") {
         let mut sum = product + i128::from(thread.wide(third)?);
@@ -268,13 +265,9 @@ fn to_predicates(thread: &mut Thread<'_>, operands: &mut Operands<'_>) -> Result
 
 /// A shift of the pair of the third and the first operand, of which one word remains.
 fn shift(thread: &mut Thread<'_>, instruction: &Instruction, operands: &mut Operands<'_>) -> Result<u32> {
-    let (low, amount, high) =
-        (read(thread, operands)?, read(thread, operands)?, read(thread, operands)?);
+    let (low, amount, high) = (read(thread, operands)?, read(thread, operands)?, read(thread, operands)?);
     let pair = u64::from(high) << 32 | u64::from(low);
-    let (is_wide, is_upper) = (
-        instruction.has("U64") || instruction.has("S64"),
-        instruction.has("HI"),
-    );
+    let (is_wide, is_upper) = (instruction.has("U64") || instruction.has("S64"), instruction.has("HI"));
     let limit = if is_wide { 63 } else { 32 };
     let amount = if instruction.has("W") { amount & (limit | 31) & !32 } else { amount.min(limit) };
     Ok(if instruction.has("L") {
@@ -301,4 +294,3 @@ fn permute(thread: &mut Thread<'_>, operands: &mut Operands<'_>) -> Result<u32> 
         word | u32::from(chosen) << (8 * byte)
     }))
 }
-

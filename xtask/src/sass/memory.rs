@@ -1,6 +1,6 @@
 //! The memory that one thread sees: the buffers its kernel was given, and its block's shared memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The distance between the addresses of two buffers. The first starts here, so that no buffer is at address 0.
 const SPACING: u64 = 1 << 40;
@@ -35,6 +35,8 @@ pub(super) struct Traffic {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
     buffers: Vec<(Content, Traffic)>,
+    /// Buffers that caches hold.
+    small: BTreeSet<u64>,
     written: BTreeMap<u64, u8>,
 }
 
@@ -47,6 +49,20 @@ impl Memory {
 
     pub(super) fn traffic(&self, address: u64) -> Traffic {
         self.buffer(address).map_or_else(Traffic::default, |(_, traffic)| *traffic)
+    }
+
+    /// Marks a buffer as so small that caches hold it.
+    pub(super) fn mark_small(&mut self, address: u64) {
+        self.small.insert(address / SPACING);
+    }
+
+    pub(super) fn is_small(&self, address: u64) -> bool {
+        self.small.contains(&(address / SPACING))
+    }
+
+    /// The bytes written to all buffers.
+    pub(super) fn written(&self) -> u64 {
+        self.buffers.iter().map(|(_, traffic)| traffic.written).sum()
     }
 
     /// A word of a buffer of words.
@@ -137,7 +153,12 @@ mod tests {
         memory.write(codes + 1, &[1, 2]).unwrap();
         assert_eq!(memory.read(codes, 4).unwrap()[..4], [0x38, 1, 2, 0x38]);
         assert_eq!(memory.traffic(codes + 99), Traffic { read: 4, written: 2 });
-        assert_eq!((memory.word(words, 1), memory.word(words, 2), memory.word(ones, 0)), (Some(codes), None, None));
+        assert_eq!(
+            (memory.word(words, 1), memory.word(words, 2), memory.word(ones, 0)),
+            (Some(codes), None, None)
+        );
+        memory.mark_small(ones);
+        assert!(memory.is_small(ones + 8) && !memory.is_small(codes) && memory.written() == 2);
         for astray in [0, 16, SPACING - 1, 9 * SPACING, u64::MAX] {
             assert!(memory.read(astray, 4).is_none() && memory.write(astray, &[0]).is_none());
         }

@@ -29,8 +29,7 @@ mod tests {
     #[test]
     fn each_resource_limits_the_warps() {
         // From NVIDIA's table of an sm_90: threads, registers, shared memory.
-        let cases =
-            [(256, 80, 10368, 24), (256, 61, 8320, 32), (256, 106, 10368, 16), (256, 128, 18560, 16)];
+        let cases = [(256, 80, 10368, 24), (256, 61, 8320, 32), (256, 106, 10368, 16), (256, 128, 18560, 16)];
         for (threads, registers, shared, expected) in cases {
             assert_eq!(warps(threads, registers, shared), expected, "{threads} {registers} {shared}");
         }

@@ -125,13 +125,7 @@ fn register(text: &str) -> Option<Register> {
 fn value(text: &str) -> Option<Value> {
     if let Some(bits) = number(text) {
         let source = Source::Number(bits);
-        return Some(Value {
-            source,
-            is_negated: false,
-            is_inverted: false,
-            is_absolute: false,
-            half: None,
-        });
+        return Some(Value { source, is_negated: false, is_inverted: false, is_absolute: false, half: None });
     }
     let (is_negated, text) = stripped(text, "-");
     let (is_inverted, text) = stripped(text, "~");
@@ -226,12 +220,13 @@ mod tests {
         assert_eq!((place.registers[0], place.offset), ((own(4), Width::Times(4)), 0x20));
         assert_eq!(operand("`(.L_x_3)"), Some(Operand::Label(".L_x_3".to_owned())));
         assert_eq!(operand("!UPT").map(|o| matches!(o, Operand::Predicate(p) if p.is_negated)), Some(true));
-        assert_eq!([number("-0x1"), number("1.5"), number("-INF")], [
-            Some(u32::MAX),
-            Some(1.5_f32.to_bits()),
-            Some(f32::NEG_INFINITY.to_bits())
-        ]);
-        for hostile in ["", "R", "R999", "P9", "[", "desc[", "desc[UR4]", "c[0x", "c[0x0]", "`(", "R1.H7", "é", "-"] {
+        assert_eq!(
+            [number("-0x1"), number("1.5"), number("-INF")],
+            [Some(u32::MAX), Some(1.5_f32.to_bits()), Some(f32::NEG_INFINITY.to_bits())]
+        );
+        for hostile in
+            ["", "R", "R999", "P9", "[", "desc[", "desc[UR4]", "c[0x", "c[0x0]", "`(", "R1.H7", "é", "-"]
+        {
             assert_eq!(operand(hostile), None, "{hostile}");
         }
     }

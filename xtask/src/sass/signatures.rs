@@ -38,12 +38,11 @@ pub(super) fn read(text: &str) -> Result<BTreeMap<String, Parameters>> {
     let mut groups: BTreeMap<&str, Parameters> = BTreeMap::new();
     let mut kernels = BTreeMap::new();
     let body = text.split_once("signatures! {").ok_or("sass: kernels.rs: no signatures")?.1;
-    for item in body.split("\n    ").map(str::trim) {
-        // Items begin at the first column of the macro; their other lines are indented further.
-        if let Some(rest) = item.strip_prefix("group ") {
-            let (name, rest) = rest.split_once(' ').ok_or("sass: kernels.rs: a group without a name")?;
-            groups.insert(name, fields(rest, &groups));
-        }
+    for item in body.split("\n    group ").skip(1) {
+        let (name, rest) = item.split_once(' ').ok_or("sass: kernels.rs: a group without a name")?;
+        let rest = rest.split('}').next().unwrap_or_default();
+        let list = fields(rest, &groups);
+        groups.insert(name, list);
     }
     let mut parts = body.split("\n    kernel ");
     parts.next();
@@ -87,7 +86,8 @@ mod tests {
                     ATTENTION_128 = Attention \"attention_128\";\n}\n";
         let found = read(text).unwrap();
         assert_eq!(found.keys().collect::<Vec<_>>(), ["attention_128", "attention_64"]);
-        let names: Vec<_> = found["attention_64"].iter().map(|(name, kind)| (name.as_str(), kind.size())).collect();
+        let names: Vec<_> =
+            found["attention_64"].iter().map(|(name, kind)| (name.as_str(), kind.size())).collect();
         assert_eq!(names, [("q", 8), ("n", 8), ("lengths", 8), ("scale", 4)]);
         assert_eq!(read("fn main() {}").unwrap_err().to_string(), "sass: kernels.rs: no signatures");
     }

@@ -3,14 +3,15 @@
 use std::fmt::Write;
 
 use super::count::Counts;
+#[cfg(test)]
 use crate::workspace::Result;
 
 const HEADER: &str = "\
 # Counts from the machine code of each kernel for an H100 (sm_90), written by `cargo xtask sass` from the launches in sass-cases.txt.
 # reg, shared: registers and bytes of shared memory; warps: warps that a multiprocessor holds; flight: the most KiB of device
 # memory on their way to its threads at once. For one element (or tile): instr: instructions of a thread; once: further ones at a
-# thread's beginning and end, divided by its elements; bytes: device memory that must be moved; hmma, ldm, smem: tensor products,
-# loads of matrices and bytes of shared memory. best: the least instr, most warps and least smem so far. A count more than 5 % worse
+# thread's beginning and end, divided by its elements; bytes: device memory that must be moved; read: those of them that
+# are read; hmma, ldm, smem: tensor products, loads of matrices and bytes of shared memory. best: the least instr, most warps and least smem so far. A count more than 5 % worse
 # needs a reason, which follows `#`. ptx: hash of the kernel's PTX and of its case.
 ";
 
@@ -37,6 +38,8 @@ pub(super) struct Row {
     pub(super) in_flight: u64,
     pub(super) counts: Counts,
     pub(super) bytes: f64,
+    /// Of these bytes, those that are read.
+    pub(super) read: f64,
     pub(super) best: Best,
     pub(super) hash: String,
     /// The reason for counts that are worse than they were.
@@ -70,9 +73,24 @@ pub(super) fn write(table: &Table) -> String {
     let (work, kernel) = (width(|row| &row.work, 4), width(|row| &row.kernel, 6));
     let mut text = format!("{HEADER}# tools: {}\n", table.tools);
     let heads = format!(
-        "{:work$} {:5} {:kernel$} {:>5} |{:>4}{:>7}{:>6}{:>7} |{:>8}{:>7}{:>7} |{:>6}{:>5}{:>8} |{:>17} | {:8}",
-        "work", "type", "kernel", "lanes", "reg", "shared", "warps", "flight", "instr", "once", "bytes", "hmma", "ldm",
-        "smem", "best", "ptx"
+        "{:work$} {:5} {:kernel$} {:>5} |{:>4}{:>7}{:>6}{:>7} |{:>8}{:>7}{:>7}{:>7} |{:>6}{:>5}{:>8} |{:>17} | {:8}",
+        "work",
+        "type",
+        "kernel",
+        "lanes",
+        "reg",
+        "shared",
+        "warps",
+        "flight",
+        "instr",
+        "once",
+        "bytes",
+        "read",
+        "hmma",
+        "ldm",
+        "smem",
+        "best",
+        "ptx"
     );
     text += heads.trim_end();
     text.push('\n');
@@ -81,7 +99,7 @@ pub(super) fn write(table: &Table) -> String {
         let best = format!("{} {} {}", number(best.instructions), best.warps, number(best.shared));
         let _ = write!(
             text,
-            "{:work$} {:5} {:kernel$} {:>5} |{:>4}{:>7}{:>6}{:>7} |{:>8}{:>7}{:>7} |{:>6}{:>5}{:>8} |{best:>17} | {}",
+            "{:work$} {:5} {:kernel$} {:>5} |{:>4}{:>7}{:>6}{:>7} |{:>8}{:>7}{:>7}{:>7} |{:>6}{:>5}{:>8} |{best:>17} | {}",
             row.work,
             row.dtype,
             row.kernel,
@@ -93,6 +111,7 @@ pub(super) fn write(table: &Table) -> String {
             number(counts.instructions),
             number(counts.once),
             number(row.bytes),
+            number(row.read),
             number(counts.hmma),
             number(counts.ldmatrix),
             number(counts.shared),
@@ -115,9 +134,17 @@ fn number(value: f64) -> String {
 
 /// # Errors
 /// A line that is none of the table's.
+#[cfg(test)]
 pub(super) fn read(text: &str) -> Result<Table> {
-    let mut table = Table::default();
-    let mut has_head = false;
+    match readable(text) {
+        (table, None) => Ok(table),
+        (_, Some(problem)) => Err(problem.into()),
+    }
+}
+
+/// The rows that can be read, and the first problem. So rows written before stay when a merge damages others.
+pub(super) fn readable(text: &str) -> (Table, Option<String>) {
+    let (mut table, mut problem, mut has_head) = (Table::default(), None, false);
     for (line_number, line) in (1..).zip(text.lines()) {
         if let Some(tools) = line.strip_prefix("# tools: ") {
             tools.clone_into(&mut table.tools);
@@ -129,10 +156,14 @@ pub(super) fn read(text: &str) -> Result<Table> {
             has_head = true;
             continue;
         }
-        let row = row(line).ok_or_else(|| format!("sass.txt:{line_number}: not a row: run cargo xtask sass"))?;
-        table.rows.push(row);
+        match row(line) {
+            Some(row) => table.rows.push(row),
+            None => {
+                problem.get_or_insert(format!("sass.txt:{line_number}: not a row: run cargo xtask sass"));
+            }
+        }
     }
-    Ok(table)
+    (table, problem)
 }
 
 fn row(line: &str) -> Option<Row> {
@@ -144,7 +175,7 @@ fn row(line: &str) -> Option<Row> {
     let [head, resources, costs, matrices, best, hash] = &groups[..] else { return None };
     let [work, dtype, kernel, lanes] = head[..] else { return None };
     let [registers, shared, warps, in_flight] = resources[..] else { return None };
-    let [instructions, once, bytes] = costs[..] else { return None };
+    let [instructions, once, bytes, read] = costs[..] else { return None };
     let [hmma, ldmatrix, shared_bytes] = matrices[..] else { return None };
     let [best_instructions, best_warps, best_shared] = best[..] else { return None };
     let [hash] = hash[..] else { return None };
@@ -164,9 +195,11 @@ fn row(line: &str) -> Option<Row> {
             hmma: float(hmma)?,
             ldmatrix: float(ldmatrix)?,
             shared: float(shared_bytes)?,
+            written: 0.0,
             in_flight: 0,
         },
         bytes: float(bytes)?,
+        read: float(read)?,
         best: Best {
             instructions: float(best_instructions)?,
             warps: best_warps.parse().ok()?,
@@ -193,6 +226,7 @@ mod tests {
             in_flight: 48,
             counts: Counts { instructions: 20.81, once: 1.5, shared: 2.0, ..Counts::default() },
             bytes: 4.0,
+            read: 2.0,
             best: Best { instructions: 20.81, warps: 24, shared: 2.0 },
             hash: "0123456789ab".to_owned(),
             reason: None,
@@ -202,7 +236,8 @@ mod tests {
     #[test]
     fn a_written_table_reads_back() {
         let reasoned = Row { reason: Some("exact by #2 of the rules".to_owned()), ..sample("cast+T") };
-        let table = Table { tools: "NVRTC 13".to_owned(), rows: vec![sample("a_long_name_of_a_work"), reasoned] };
+        let table =
+            Table { tools: "NVRTC 13".to_owned(), rows: vec![sample("a_long_name_of_a_work"), reasoned] };
         let text = write(&table);
         assert_eq!(read(&text).unwrap(), table, "{text}");
         assert!(text.lines().all(|line| !line.ends_with(' ')), "{text}");
@@ -212,9 +247,12 @@ mod tests {
     fn a_damaged_row_is_an_error_with_its_line() {
         let text = write(&Table { tools: String::new(), rows: vec![sample("cast")] });
         let number = text.lines().count();
-        for damaged in [text.replace("20.81", "NaN"), text.replace(" | 0123", " 0123"), text.replace("10368", "x")] {
+        for damaged in
+            [text.replace("20.81", "NaN"), text.replace(" | 0123", " 0123"), text.replace("10368", "x")]
+        {
             let error = read(&damaged).unwrap_err().to_string();
             assert_eq!(error, format!("sass.txt:{number}: not a row: run cargo xtask sass"));
+            assert_eq!(readable(&damaged), (Table::default(), Some(error)));
         }
         assert_eq!(read("").unwrap(), Table::default());
     }

@@ -28,6 +28,8 @@ pub(super) struct Tally {
     pub(super) ldmatrix: u64,
     /// Bytes of shared memory that the thread read and wrote.
     pub(super) shared: u64,
+    /// Bytes of global memory that it wrote.
+    pub(super) written: u64,
     /// The most bytes of global memory that were on their way to the thread at once.
     pub(super) in_flight: u64,
 }

@@ -24,7 +24,8 @@ pub(super) struct Nvdisasm(PathBuf);
 impl Nvdisasm {
     /// Looks in `asked`, in `FP8_NVDISASM_DIR`, among Python's packages and in the target folder; fetches it otherwise.
     pub(super) fn find(sh: &Shell, asked: Option<&Path>) -> Result<Self> {
-        let named = asked.map(Path::to_path_buf).or_else(|| env::var_os("FP8_NVDISASM_DIR").map(PathBuf::from));
+        let named =
+            asked.map(Path::to_path_buf).or_else(|| env::var_os("FP8_NVDISASM_DIR").map(PathBuf::from));
         if let Some(folder) = named {
             let found = [folder.clone(), folder.join("bin"), folder.join(PLACE)]
                 .map(|folder| folder.join(PROGRAM))
@@ -110,9 +111,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let sh = crate::workspace::shell().unwrap();
         let error = Nvdisasm::find(&sh, Some(folder.path())).err().unwrap().to_string();
-        let remedy = format!(
-            "pip install {PACKAGE}=={VERSION}, or set FP8_NVDISASM_DIR to a folder that contains it"
-        );
+        let remedy =
+            format!("pip install {PACKAGE}=={VERSION}, or set FP8_NVDISASM_DIR to a folder that contains it");
         let expected = format!("sass: no nvdisasm {VERSION}: {} has none: {remedy}", folder.path().display());
         assert_eq!(error, expected);
     }
