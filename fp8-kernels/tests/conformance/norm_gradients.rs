@@ -136,19 +136,19 @@ fn written_and_added(device: &Device) -> Outcome {
             let Some(dbeta) = dbeta else { continue };
             check(&format!("{what}: dbeta alone"), &dbeta, |out| backward(None, Some(out)))?;
             let zeros = || Tensor::zeros([shape[1]], DType::F32, device);
-            for is_added in [false, true] {
-                let (mut other, what) = (zeros()?, format!("{what}, the other added {is_added}"));
+            for update in [ops::Update::Write, ops::Update::Add] {
+                let (mut other, what) = (zeros()?, format!("{what}, the other {update:?}"));
                 check(&format!("{what}: dgamma"), &dgamma, |out| {
                     let mut other = zeros()?;
-                    backward(Some(out), Some(&mut GradientMut::new(&mut other, "b", is_added)))?;
+                    backward(Some(out), Some(&mut GradientMut::new(&mut other, "b", update)))?;
                     same("dbeta", &other.to_f32_vec()?, &positive_zeros(&dbeta)?, shape[1])
                 })?;
                 check(&format!("{what}: dbeta"), &dbeta, |out| {
                     let mut other = zeros()?;
-                    backward(Some(&mut GradientMut::new(&mut other, "g", is_added)), Some(out))?;
+                    backward(Some(&mut GradientMut::new(&mut other, "g", update)), Some(out))?;
                     same("dgamma", &other.to_f32_vec()?, &positive_zeros(&dgamma)?, shape[1])
                 })?;
-                backward(Some(&mut GradientMut::new(&mut other, "g", is_added)), None)?;
+                backward(Some(&mut GradientMut::new(&mut other, "g", update)), None)?;
             }
         }
     }
