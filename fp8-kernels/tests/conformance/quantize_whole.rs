@@ -20,6 +20,7 @@ cases![
     sums_have_the_order_of_column_sums: Formats,
     sums_without_a_transpose,
     an_amax_in_each_place: Formats,
+    an_amax_beside_nan: Formats,
     many_at_once: Formats,
     many_in_runs,
     blocks: Formats,
@@ -159,6 +160,26 @@ fn sums_without_a_transpose(device: &Device) -> Outcome {
     equal("a transpose", codes.columnwise().is_some(), false)?;
     same("codes", &codes.codes()?, &fp8::quantize(&x.to_f32_vec()?, Encoding::E5M2, 2.0).codes, 128)?;
     same("sums", &sums.to_f32_vec()?, &ops::column_sums(&x)?.to_f32_vec()?, 128)
+}
+
+/// The largest value in each place of one thread's part, with NaN in another place of it or without: maxima with and without NaN
+/// are found in different ways.
+fn an_amax_beside_nan(device: &Device, encoding: Encoding) -> Outcome {
+    let device = &with_cast(device);
+    let place = |i: usize| (60 + i / 8) * 64 + 24 + i % 8;
+    for i in 0..64 {
+        let mut bits = vec![0x3F80; 128 * 64];
+        bits[place(i % 32)] = bf16::from_f32(if i % 2 == 0 { 1e4 } else { -1e4 }).to_bits();
+        if i < 32 {
+            bits[place((i + 11) % 32)] = 0xFF81;
+        }
+        let x = matrix(bits, [128, 64], device)?;
+        check(&format!("{i}"), &x, encoding, 2.0, |slot| ops::quantize(&x, slot))?;
+        check(&format!("{i}, with sums"), &x, encoding, 2.0, |slot| Ok(ops::quantize_dbias(&x, slot)?.0))?;
+        let many = |slot: &Slot<'_>| Ok(ops::quantize_many(&[(&x, *slot)])?.remove(0));
+        check(&format!("{i}, of many"), &x, encoding, 2.0, many)?;
+    }
+    Ok(())
 }
 
 /// The largest value in every place that a thread's part has, and in every warp, with both signs.
