@@ -217,7 +217,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     let dropout = dropout.as_ref();
     let options =
         ScoreOptions { causal, window, diagonal, softmax_scale: scale, dropout, ..Default::default() };
-    let (o, saved) = case.call("attention", || ops::attention(&q, &k, &v, &lengths, options))?;
+    let (o, saved) = case.call("attention", || ops::attention(&*q, &*k, &*v, &lengths, options))?;
     let usual = kind != Kind::Wild && scale.is_none_or(|scale| scale.abs() <= 1.0);
     let unless_unusual = |atol: f64| if usual { atol } else { f64::INFINITY };
     // Scores of bf16 values are f32 sums: rounding them to 1e-5 moves exponentials by as much.
@@ -228,7 +228,7 @@ pub(super) fn attention(case: &mut Case<'_>) -> Option<()> {
     saved.row_sum.iter().for_each(|sums| case.close("row_sum", sums, rows));
     let dy = case.tensor(&q_shape, dtype, kind)?;
     let (dq, dk, dv) = case.call("attention_backward", || {
-        ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &lengths, options)
+        ops::attention_backward(&dy, &*q, &*k, &*v, &o, &saved, &lengths, options)
     })?;
     // The output was rounded to the type on the way: what is subtracted is off by that much, times as many rows.
     let rounding = if dtype == DType::F32 { 1e-4 } else { 4e-2 };

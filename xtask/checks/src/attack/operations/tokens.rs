@@ -24,7 +24,7 @@ pub(super) fn kv_cache(case: &mut Case<'_>) -> Option<()> {
     let starts = case.integers(starts, &[batch])?;
     let lengths = if case.draw.flip() { Some(case.integers(lengths, &[batch])?) } else { None };
     case.call("kv_cache_append", || {
-        ops::kv_cache_append(&mut cache.tensor, &new, &starts, lengths.as_ref(), "cache")
+        ops::kv_cache_append(&mut cache.tensor, &*new, &starts, lengths.as_ref(), "cache")
     })?;
     case.exact("cache", &cache.tensor);
     Some(())
