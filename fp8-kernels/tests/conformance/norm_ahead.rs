@@ -15,6 +15,7 @@ cases![
     values_of_layer_norm,
     values_of_rms_norm,
     rows_with_special_values,
+    the_largest_in_each_place,
     what_others_compute,
     amaxes_and_statistics_alone,
 ];
@@ -166,6 +167,41 @@ fn rows_with_special_values(device: &Device) -> Outcome {
             let want_high = tensor(values, [rows, cols], DType::BF16, device)?.to_f32_vec()?;
             same(&what, &high.dequantize(DType::BF16)?.to_f32_vec()?, &want_high, cols)?;
             same(&what, &[amax.read()?], &[want.amax], 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// One column that is the largest, in each of the 32 that a thread holds: found with codes, with values, and alone, as the scale
+/// of current scaling.
+fn the_largest_in_each_place(device: &Device) -> Outcome {
+    let (cols, rule) = (1024, exact(Encoding::E4M3));
+    let current = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
+    let cell = Cell::new(3.0, device)?;
+    let norms = [Norm::LayerNorm, Norm::RmsNorm].into_iter();
+    for (norm, parameters) in norms.flat_map(|norm| [DType::F32, DType::BF16].map(|p| (norm, p))) {
+        for (vector, k) in (0..4).flat_map(|vector| (0..8).map(move |k| (vector, k))) {
+            let place = (32 * vector + (7 * vector + 5 * k) % 32) * 8 + k;
+            let mut inputs = Inputs::new(norm, [1, cols], parameters, device)?;
+            let (mut x, mut gamma) = (inputs.x.to_f32_vec()?, vec![1.0; cols]);
+            (x[place], gamma[place]) = (if k % 2 == 0 { 1.5 } else { -2.25 }, 60.0);
+            inputs.x = tensor(x, [1, cols], DType::BF16, device)?;
+            inputs.gamma = tensor(gamma, [cols], parameters, device)?;
+            let (values, _) = inputs.wanted(norm)?;
+            let largest = fp8::quantize(&values, Encoding::E4M3, 1.0).amax;
+            let run = |slot: Slot<'_>| -> Result<_, libtest_mimic::Failed> {
+                let amax = Cell::new(REST, device)?;
+                let slot = Slot { amax: Some(&amax), ..slot };
+                let (y, _) =
+                    ops::norm(&inputs.x, &inputs.gamma, inputs.beta.as_ref(), &options(norm), &slot)?;
+                Ok((y, amax.read()?))
+            };
+            let off = Slot::off(Encoding::E4M3);
+            let (scaled, _) = run(Slot { scale: Scale::FromTensor(&current), ..off })?;
+            let inverse = scaled.as_fp8().ok_or("got no codes")?.scale_inv().item()?;
+            let got = [run(Slot::fixed(Encoding::E4M3, &cell, &rule))?.1, run(off)?.1, inverse];
+            let what = format!("{norm} {parameters}, the largest at {place}");
+            same(&what, &got, &[largest, largest, 1.0 / (448.0 / largest)], 1)?;
         }
     }
     Ok(())
