@@ -292,7 +292,7 @@ calls! {
     };
     heads/4: |device, [a, b, c, d]| {
         let (x, all) = (floats([a, b, c], device)?, Sequences::Full);
-        let (parts, options) = (ops::Heads::qkv(&x, d, 1, 1), ScoreOptions::default());
+        let options = ScoreOptions::default();
         let heads = [ops::Heads::new(&x, d, 1, c), ops::Heads::new(&x, 0, d, 1), ops::Heads::new(&x, 1, d, 2)];
         for q in heads.into_iter().chain([Ok((&x.reshape([a, b, c, 1])?).into())]).flatten() {
             let (o, saved) = ops::attention(q, q, q, &all, options)?;
@@ -301,7 +301,8 @@ calls! {
             }
             saved.log_sum_exp()?;
         }
-        let [q, k, v] = parts?;
+        let packed = floats([a, b, d.saturating_add(2)], device)?;
+        let [q, k, v] = ops::Heads::qkv(&packed, d, 1, 1)?;
         ops::attention(q, k, v, &all, options)?;
     };
     rope_in_place/4: |device, [a, b, c, d]| {
