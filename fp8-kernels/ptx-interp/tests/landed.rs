@@ -197,7 +197,8 @@ const BUGS: [Bug; 18] = [
 
 fn file(kernel: &str) -> &'static str {
     match kernel {
-        "quantize_tiles" | "quantize_bf16" => include_str!("../../ptx/quantize.ptx"),
+        "quantize_tiles" => include_str!("../../ptx/quantize_tiles.ptx"),
+        "quantize_bf16" => include_str!("../../ptx/quantize.ptx"),
         "transpose_u8" => include_str!("../../ptx/transpose.ptx"),
         "norm_held_block" => include_str!("../../ptx/norm.ptx"),
         "softmax_block" => include_str!("../../ptx/softmax.ptx"),

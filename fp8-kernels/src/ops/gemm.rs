@@ -102,6 +102,18 @@ fn product(
 }
 
 /// Selects what an operation does with the tensor that it stores its result in, such as a gradient.
+///
+/// ```
+/// use fp8_kernels::ops::{self, Update};
+/// use fp8_kernels::{Device, Tensor};
+/// let mut main_grad = Tensor::from_vec(vec![1.0f32], [1], &Device::cpu())?;
+/// let dbias = Tensor::from_vec(vec![0.5f32], [1], &Device::cpu())?;
+/// ops::store(&mut main_grad, &dbias, Update::Add, "fc1.bias.main_grad")?;
+/// assert_eq!(main_grad.to_vec::<f32>()?, [1.5]);
+/// ops::store(&mut main_grad, &dbias, Update::Write, "fc1.bias.main_grad")?;
+/// assert_eq!(main_grad.to_vec::<f32>()?, [0.5]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Update {
     /// The result is added to what the tensor holds.

@@ -42,7 +42,8 @@ impl Residual {
     /// something is dropped between the product and the addition.
     pub(crate) fn dtype_in_product(&self, cx: &Forward<'_>, input: DType) -> Option<DType> {
         let dtype = if self.is_f32 { DType::F32 } else { cx.compute_dtype().unwrap_or(input) };
-        (self.hidden.is_zero() && self.path.is_zero()).then_some(dtype)
+        let drops = cx.drops() && !(self.hidden.is_zero() && self.path.is_zero());
+        (!drops).then_some(dtype)
     }
 
     /// Returns `x` as the last product of a branch adds it: see [`dtype_in_product`](Self::dtype_in_product).

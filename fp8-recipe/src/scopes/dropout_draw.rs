@@ -66,4 +66,21 @@ impl Forward<'_> {
             Mode::Record => self.scaling.draw_dropout(),
         }
     }
+
+    /// Returns whether the scope drops, as [`dropout_draw`](Self::dropout_draw) would say, without a draw.
+    ///
+    /// ```
+    /// use fp8_kernels::Device;
+    /// use fp8_recipe::{GemmSlots, Recipe, Scaling};
+    ///
+    /// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+    /// let cx = scaling.autocast(&Recipe::off())?;
+    /// assert!(cx.drops());
+    /// cx.commit()?;
+    /// assert!(!scaling.eval(&Recipe::off())?.drops());
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    pub const fn drops(&self) -> bool {
+        !matches!(self.mode, Mode::Evaluate)
+    }
 }
