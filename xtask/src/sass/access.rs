@@ -1,4 +1,4 @@
-//! Instructions that read and write memory, special registers and other lanes, and products of matrices.
+//! Instructions that read and write memory, and products of matrices.
 
 use super::listing::Instruction;
 use super::operand::{Address, Operand, Register};
@@ -11,63 +11,7 @@ const ONES: u32 = 0x3f80_3f80;
 pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result {
     let mut operands = Operands::of(instruction);
     match instruction.opcode.as_str() {
-        "S2R" | "S2UR" => {
-            let target = operands.target()?;
-            let place = thread.place;
-            let value = match operands.name()? {
-                "SR_TID.X" => place.thread,
-                "SR_CTAID.X" => place.block,
-                "SR_LANEID" => place.thread % 32,
-                "SR_LTMASK" | "SR_LEMASK" => (1 << (place.thread % 32)) - 1,
-                _ => 0,
-            };
-            thread.set(target, value);
-        }
-        "CS2R" => {
-            let target = operands.target()?;
-            thread.set_words(target, if instruction.has("32") { &[0] } else { &[0, 0] });
-        }
-        "B2R" => {
-            let target = operands.target()?;
-            thread.set(target, 0);
-            if let Some(predicate) = operands.optional_predicate() {
-                thread.set_predicate(predicate, thread.vote);
-            }
-        }
-        "SHFL" => {
-            if let Some(in_range) = operands.optional_predicate() {
-                thread.set_predicate(in_range, true);
-            }
-            let target = operands.target()?;
-            let value = operands.next_value()?;
-            let value = thread.integer(value)?;
-            thread.set(target, value);
-        }
-        "VOTE" | "VOTEU" => vote(thread, instruction)?,
-        "REDUX" => {
-            let target = operands.target()?;
-            let value = operands.next_value()?;
-            let value = thread.integer(value)?;
-            thread.set(target, value);
-        }
-        "MATCH" => {
-            if let Some(all) = operands.optional_predicate() {
-                thread.set_predicate(all, true);
-            }
-            let target = operands.target()?;
-            thread.set(target, u32::MAX);
-        }
-        "LDC" | "ULDC" => {
-            let target = operands.target()?;
-            let value = operands.next_value()?;
-            let super::operand::Source::Constant(bank, place) = &value.source else {
-                return Err("a place in constant memory is wanted".into());
-            };
-            let bytes = width(instruction);
-            let word = thread.constant(*bank, place, bytes)?;
-            let words = [sign_extended(instruction, word) as u32, (word >> 32) as u32];
-            thread.set_words(target, &words[..bytes.div_ceil(4)]);
-        }
+        "LDC" | "ULDC" => load_constant(thread, instruction, &mut operands)?,
         "LDG" | "LD" | "LDL" => load(thread, instruction, operands)?,
         "LDS" => {
             let target = operands.target()?;
@@ -111,18 +55,7 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
             thread.tally.shared += bytes;
             thread.copy(bytes);
         }
-        "HMMA" => {
-            let target = operands.target()?;
-            thread.tally.hmma += 1;
-            let one = 1.0_f32.to_bits();
-            // The inputs are waited for.
-            for operand in operands.rest() {
-                if let Operand::Value(value) = operand {
-                    thread.bits(value)?;
-                }
-            }
-            thread.set_words(target, &[one; 4]);
-        }
+        "HMMA" => multiply(thread, &mut operands)?,
         "RED" | "REDG" | "REDS" => {}
         "ATOM" | "ATOMG" | "ATOMS" => atomic(thread, instruction)?,
         // Whether an address is in shared memory.
@@ -133,6 +66,34 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
         }
         unknown => return Err(format!("the instruction {unknown} is unknown here").into()),
     }
+    Ok(())
+}
+
+fn load_constant(thread: &mut Thread<'_>, instruction: &Instruction, operands: &mut Operands<'_>) -> Result {
+    let target = operands.target()?;
+    let value = operands.next_value()?;
+    let super::operand::Source::Constant(bank, place) = &value.source else {
+        return Err("a place in constant memory is wanted".into());
+    };
+    let bytes = width(instruction);
+    let word = thread.constant(*bank, place, bytes)?;
+    let words = [sign_extended(instruction, word) as u32, (word >> 32) as u32];
+    thread.set_words(target, &words[..bytes.div_ceil(4)]);
+    Ok(())
+}
+
+/// A product of matrices whose result is ones.
+fn multiply(thread: &mut Thread<'_>, operands: &mut Operands<'_>) -> Result {
+    let target = operands.target()?;
+    thread.tally.hmma += 1;
+    let one = 1.0_f32.to_bits();
+    // The inputs are waited for.
+    for operand in operands.rest() {
+        if let Operand::Value(value) = operand {
+            thread.bits(value)?;
+        }
+    }
+    thread.set_words(target, &[one; 4]);
     Ok(())
 }
 
@@ -203,32 +164,6 @@ fn load(thread: &mut Thread<'_>, instruction: &Instruction, mut operands: Operan
     set(thread, instruction, target, word_at(&value[..bytes]), bytes);
     if !thread.memory.is_small(at) {
         thread.depart(target, bytes as u64);
-    }
-    Ok(())
-}
-
-fn vote(thread: &mut Thread<'_>, instruction: &Instruction) -> Result {
-    let input = instruction.operands.iter().rev().find_map(|operand| match operand {
-        Operand::Predicate(predicate) => Some(*predicate),
-        _ => None,
-    });
-    let value = input.is_some_and(|input| thread.is(input));
-    let mut operands = Operands::of(instruction);
-    // Of `VOTE.ANY R2, PT, P0` the mask is a value, the verdict a predicate.
-    match instruction.operands.first() {
-        Some(Operand::Predicate(_)) => {
-            let target = operands.predicate()?;
-            thread.set_predicate(target, value);
-        }
-        _ => {
-            let target = operands.target()?;
-            thread.set(target, if value { u32::MAX } else { 0 });
-            if operands.rest().len() > 1 {
-                if let Some(target) = operands.optional_predicate() {
-                    thread.set_predicate(target, value);
-                }
-            }
-        }
     }
     Ok(())
 }

@@ -61,7 +61,7 @@ pub(super) fn count(case: &Case, listing: &Listing, signature: &Parameters, thre
     })
 }
 
-/// What a run counted, and the elements that it was for.
+/// The counts of a run, and the elements that it was for.
 fn tally(
     case: &Case,
     listing: &Listing,

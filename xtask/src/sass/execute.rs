@@ -3,7 +3,7 @@
 use super::listing::Instruction;
 use super::operand::{Operand, Source};
 use super::thread::{Operands, Thread};
-use super::{access, float, integer, packed};
+use super::{access, float, integer, lanes, packed};
 use crate::workspace::Result;
 
 /// The instruction that follows.
@@ -41,9 +41,13 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
         | "I2FP" | "F2F" | "FRND" => float::step(thread, instruction)?,
         "HADD2" | "HMUL2" | "HFMA2" | "HMNMX2" | "VHMNMX" => packed::arithmetic(thread, instruction)?,
         "F2FP" => packed::convert(thread, instruction)?,
-        "S2R" | "S2UR" | "CS2R" | "B2R" | "SHFL" | "VOTE" | "VOTEU" | "REDUX" | "MATCH" | "LDC" | "ULDC"
-        | "LDG" | "LD" | "LDS" | "LDL" | "LDSM" | "STG" | "ST" | "STS" | "STL" | "LDGSTS" | "HMMA"
-        | "RED" | "REDG" | "REDS" | "ATOM" | "ATOMG" | "ATOMS" | "QSPC" => access::step(thread, instruction)?,
+        "S2R" | "S2UR" | "CS2R" | "B2R" | "SHFL" | "VOTE" | "VOTEU" | "REDUX" | "MATCH" => {
+            lanes::step(thread, instruction)?;
+        }
+        "LDC" | "ULDC" | "LDG" | "LD" | "LDS" | "LDL" | "LDSM" | "STG" | "ST" | "STS" | "STL" | "LDGSTS"
+        | "HMMA" | "RED" | "REDG" | "REDS" | "ATOM" | "ATOMG" | "ATOMS" | "QSPC" => {
+            access::step(thread, instruction)?
+        }
         unknown => return Err(format!("the instruction {unknown} is unknown here").into()),
     }
     Ok(Next::Following)

@@ -53,20 +53,7 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
             };
             f32::from_bits(bits)
         }
-        "MUFU" => {
-            let x = read(thread, &mut operands)?;
-            match instruction.modifiers.first().map_or("", String::as_str) {
-                "RCP" => 1.0 / x,
-                "RSQ" => 1.0 / x.sqrt(),
-                "SQRT" => x.sqrt(),
-                "EX2" => x.exp2(),
-                "LG2" => x.log2(),
-                "SIN" => x.sin(),
-                "COS" => x.cos(),
-                "TANH" => x.tanh(),
-                unknown => return Err(format!("the function {unknown} is unknown here").into()),
-            }
-        }
+        "MUFU" => special(instruction, read(thread, &mut operands)?)?,
         "FRND" => {
             let x = read(thread, &mut operands)?;
             match () {
@@ -76,6 +63,35 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
                 () => x.round_ties_even(),
             }
         }
+        "I2F" | "I2FP" | "F2F" => convert(thread, instruction, &mut operands)?,
+        unknown => return Err(format!("the instruction {unknown} is unknown here").into()),
+    };
+    thread.set(target, result.to_bits());
+    Ok(())
+}
+
+fn read(thread: &mut Thread<'_>, operands: &mut Operands<'_>) -> Result<f32> {
+    let value = operands.next_value()?;
+    thread.float(value)
+}
+
+/// The functions of the special unit.
+fn special(instruction: &Instruction, x: f32) -> Result<f32> {
+    Ok(match instruction.modifiers.first().map_or("", String::as_str) {
+        "RCP" => 1.0 / x,
+        "RSQ" => 1.0 / x.sqrt(),
+        "SQRT" => x.sqrt(),
+        "EX2" => x.exp2(),
+        "LG2" => x.log2(),
+        "SIN" => x.sin(),
+        "COS" => x.cos(),
+        "TANH" => x.tanh(),
+        unknown => return Err(format!("the function {unknown} is unknown here").into()),
+    })
+}
+
+fn convert(thread: &mut Thread<'_>, instruction: &Instruction, operands: &mut Operands<'_>) -> Result<f32> {
+    Ok(match instruction.opcode.as_str() {
         "I2F" | "I2FP" => {
             let value = operands.next_value()?;
             match () {
@@ -85,7 +101,7 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
                 () => thread.integer(value)? as i32 as f32,
             }
         }
-        "F2F" => {
+        _ => {
             let kinds: Vec<&str> = instruction.modifiers.iter().map(String::as_str).collect();
             let value = operands.next_value()?;
             if kinds.ends_with(&["F16", "F32"]) || kinds.starts_with(&["F16", "F32"]) {
@@ -96,15 +112,7 @@ pub(super) fn step(thread: &mut Thread<'_>, instruction: &Instruction) -> Result
                 return Err("a conversion that is unknown here".into());
             }
         }
-        unknown => return Err(format!("the instruction {unknown} is unknown here").into()),
-    };
-    thread.set(target, result.to_bits());
-    Ok(())
-}
-
-fn read(thread: &mut Thread<'_>, operands: &mut Operands<'_>) -> Result<f32> {
-    let value = operands.next_value()?;
-    thread.float(value)
+    })
 }
 
 fn compare(thread: &mut Thread<'_>, instruction: &Instruction, operands: &mut Operands<'_>) -> Result {

@@ -70,7 +70,7 @@ pub(super) fn print(table: &Table) -> Result<bool> {
     println!("Times in µs on an H100. Measured rows are those of {}.", super::results::FILE);
     for (name, lines) in &columns_of {
         println!("\n{name}");
-        println!("  {:46} {:>8} {:>9}  {}", "work", "launches", "µs", "from");
+        println!("  {:46} {:>8} {:>9}  from", "work", "launches", "µs");
         for (line, sum) in lines {
             println!(
                 "  {:46} {:>8} {:>9.0}  {}",
@@ -172,7 +172,7 @@ fn recorded(text: &str) -> Result<BTreeMap<&str, u64>> {
         .collect()
 }
 
-/// Where the plan's launches are not the record's. Lines `then` and `own` together are the layer as it is.
+/// Names launches of which the plan has another number than the record. Lines `then` and `own` together are the layer as it is.
 fn differences(lines: &[Line<'_>], record: &BTreeMap<&str, u64>) -> Vec<String> {
     let mut planned: BTreeMap<&str, u64> = BTreeMap::new();
     for line in lines.iter().filter(|line| matches!(line.column, Column::Then | Column::Own)) {

@@ -123,7 +123,7 @@ impl Section {
 fn code(line: &str) -> Option<&str> {
     let line = line.trim();
     let address = line.strip_prefix("/*")?.split("*/").next()?;
-    (!address.starts_with("0x")).then_some(line)
+    (!address.trim().starts_with("0x")).then_some(line)
 }
 
 /// `/*0080*/ @P0 EXIT ;`, also with the encoding in a comment behind it.

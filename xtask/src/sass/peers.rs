@@ -27,8 +27,8 @@ pub(super) fn print(table: &Table) -> Result<bool> {
     let sources = Sources { results: &results, table };
     println!("µs on an H100: estimates from the counts of today, and rows of {}.", super::results::FILE);
     println!(
-        "{:22} {:>12} {:>9} {:>8} {:>9} {PEER:>14} {:>6} {:>5}  {:8} {}",
-        "work", "shape", "estimate", "latency", "measured", "ratio", "bar", "", "from"
+        "{:22} {:>12} {:>9} {:>8} {:>9} {PEER:>14} {:>6} {:>5}  {:8} from",
+        "work", "shape", "estimate", "latency", "measured", "ratio", "bar", ""
     );
     let mut all = true;
     for size in SIZES {

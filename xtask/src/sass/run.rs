@@ -108,7 +108,7 @@ mod tests {
         };
         // 0x1_ffff_ffff + 2, and 2 · 0xffff_ffff more.
         assert_eq!(word(&mut memory, 0, 8), 0x2_0000_0001 + 2 * 0xffff_ffff);
-        assert_eq!(word(&mut memory, 8, 4), 37 * 3 & 0xf0);
+        assert_eq!(word(&mut memory, 8, 4), (37 * 3) & 0xf0);
     }
 
     #[test]

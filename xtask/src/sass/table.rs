@@ -38,7 +38,7 @@ pub(super) struct Row {
     pub(super) in_flight: u64,
     pub(super) counts: Counts,
     pub(super) bytes: f64,
-    /// Of these bytes, those that are read.
+    /// Bytes of these that are read.
     pub(super) read: f64,
     pub(super) best: Best,
     pub(super) hash: String,

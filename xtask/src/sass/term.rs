@@ -28,12 +28,14 @@ impl Sources<'_> {
     pub(super) fn sum(&self, text: &str) -> Result<Sum> {
         let (mut time, mut with_latency, mut origins) = (0.0, 0.0, Vec::<String>::new());
         for part in text.split(" + ").map(str::trim) {
-            let (factor, rest) = match part.split_once(" x ") {
-                Some((factor, rest)) => (factor.trim().parse::<f64>().ok(), rest),
-                None => (Some(1.0), part),
-            };
+            // Names of cases contain an x, too.
+            let multiple =
+                part.split_once(" x ").and_then(|(factor, rest)| Some((factor.parse::<f64>().ok()?, rest)));
+            let (factor, rest) = multiple.unwrap_or((1.0, part));
             let unknown = || format!("sass: {part}: [N x] row, estimate or given is wanted");
-            let factor = factor.filter(|factor| factor.is_finite() && *factor >= 0.0).ok_or_else(unknown)?;
+            if !(factor.is_finite() && factor >= 0.0) {
+                return Err(unknown().into());
+            }
             let (kind, rest) = rest.split_once(' ').ok_or_else(unknown)?;
             let mut latency = 0.0_f64;
             let (one, origin) = match kind {
@@ -95,7 +97,7 @@ mod tests {
 | 512 MiB | fp8-rs | 360.5 | 359.9 | 1000 | |
 ## memory
 | case | by | µs | least | GB/s | |
-| cast 8x8 | fp8-rs | 10 | 9 | 1 | |
+| cast 8 x 8 | fp8-rs | 10 | 9 | 1 | |
 ";
 
     fn row() -> Row {
@@ -122,12 +124,12 @@ mod tests {
         let (results, table) =
             (Results::read(RESULTS).unwrap(), Table { tools: String::new(), rows: vec![row()] });
         let sources = Sources { results: &results, table: &table };
-        let sum =
-            sources.sum("2 x row memory/fp8-rs/cast 8x8 + estimate add bf16 1000*100 + 3 x given 0.5 small");
+        let sum = sources
+            .sum("2 x row memory/fp8-rs/cast 8 x 8 + estimate add bf16 1000*100 + 3 x given 0.5 small");
         let sum = sum.unwrap();
         // 100,000 elements of 8.8 bytes at 0.88 of 1,000,000 bytes a µs.
         assert!((sum.time - (20.0 + 1.0 + 1.5)).abs() < 1e-9, "{}", sum.time);
-        assert_eq!(sum.origin, "measured cast 8x8, estimate add (memory), given: small");
+        assert_eq!(sum.origin, "measured cast 8 x 8, estimate add (memory), given: small");
     }
 
     #[test]

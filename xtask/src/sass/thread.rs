@@ -17,7 +17,7 @@ const CONSTANTS: usize = 0x2000;
 /// The bank that holds parameters and sizes.
 const BANK: u8 = 0;
 
-/// What a run counted.
+/// The counts of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Tally {
     /// Instructions issued, without NOP; one whose guard is false counts, too.
