@@ -8,6 +8,7 @@
 //! | `FP8_CUDA_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed device memory for later tensors, or return each block to the driver at once |
 //! | `FP8_CPU_ALLOCATOR` | `caching` or `exact` | `caching` | keep freed host memory of tensors for later ones, or return each block to the system at once |
 //! | `FP8_GEMM_TUNING` | count, up to 1024 | 0 | how many of cuBLASLt's kernels the first use of a product times |
+//! | `FP8_CUDNN` | `0` or `1` | `1` | whether cuDNN, if it is installed, computes the attention that it has kernels for |
 //! | `FP8_GEMM_TUNING_FILE` | file | none | where the fastest kernels are stored |
 //!
 //! `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `XDG_CACHE_HOME` and `HOME` have their usual meanings.

@@ -331,6 +331,20 @@ pub enum Error {
         /// An explanation or a remedy.
         remedy: String,
     },
+    /// cuDNN could not be opened, or could not run attention that it had planned.
+    #[error("{op}: {call} failed with {code}, {text}: {remedy}")]
+    Cudnn {
+        /// The operation.
+        op: &'static str,
+        /// The function that was called.
+        call: &'static str,
+        /// The status of the call.
+        code: i32,
+        /// The meaning of the status.
+        text: String,
+        /// An explanation or a remedy.
+        remedy: String,
+    },
     /// The CUDA compiler refused a kernel.
     #[error("kernel {kernel} does not compile:\n{log}")]
     Compile {

@@ -12,12 +12,13 @@
 mod cases;
 mod oracle;
 
-use cases::Case;
+use cases::{BY_CUDNN, Case};
 use fp8_cuda_sim::{Control, library_path};
 use fp8_kernels::{CudaAllocator, CudaOptions, Device};
 use libtest_mimic::{Arguments, Trial};
 use std::collections::HashMap;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 
 /// The variable with the file that lists cases.
@@ -32,14 +33,20 @@ static LAUNCHED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 enum Backend {
     Cpu,
     CudaSim,
+    /// The simulated device with cuDNN, for attention.
+    CudaSimDnn,
     Cuda,
 }
+
+/// The version of the simulated cuDNN, whose answers are recorded.
+const CUDNN: &str = "92801";
 
 impl Backend {
     const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
             Self::CudaSim => "cuda-sim",
+            Self::CudaSimDnn => "cuda-sim-dnn",
             Self::Cuda => "cuda",
         }
     }
@@ -48,14 +55,20 @@ impl Backend {
         let options = match self {
             Self::Cpu => return Ok(Device::cpu()),
             // Each tensor is an allocation of its own: every byte beyond its end is seen.
-            Self::CudaSim => CudaOptions {
+            Self::CudaSim | Self::CudaSimDnn => CudaOptions {
                 library: Some(library_path().ok_or("the simulated driver was not built beside this test")?),
                 cache_dir: Some(folder.to_owned()),
                 allocator: Some(CudaAllocator::Exact),
+                cudnn: Some(self == Self::CudaSimDnn),
                 ..CudaOptions::default()
             },
             Self::Cuda => CudaOptions::default(),
         };
+        if self == Self::CudaSimDnn {
+            let library = options.library.as_deref().unwrap_or(folder);
+            let control = Control::open(library).map_err(|error| error.to_string())?;
+            control.set("cudnn", CUDNN).map_err(|error| error.to_string())?;
+        }
         let device = Device::cuda_with_options(&options).map_err(|error| error.to_string())?;
         if self == Self::Cuda && device.is_simulated() && std::env::var_os(DRY_RUN).is_none() {
             return Err(format!(
@@ -67,7 +80,14 @@ impl Backend {
     }
 
     /// Why it does not run a case.
-    fn lacks(case: &Case) -> Option<&'static str> {
+    fn lacks(self, case: &Case) -> Option<&'static str> {
+        if self == Self::CudaSimDnn && !["attention", "attention_sequences"].contains(&case.operation()) {
+            return Some("no attention");
+        }
+        // Packed sequences are computed by this crate's kernels, and calls of their own by cuDNN.
+        if self == Self::CudaSimDnn && case.name == "packed_sequences_are_those_of_calls_of_their_own" {
+            return Some("bits of other kernels");
+        }
         if case.operation() == "stress" && std::env::var_os("FP8_CONFORMANCE_STRESS").is_none() {
             return Some("for real devices: set FP8_CONFORMANCE_STRESS");
         }
@@ -78,9 +98,9 @@ impl Backend {
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     let backends: &[Backend] = match std::env::var("FP8_CONFORMANCE_BACKEND").as_deref() {
-        Err(_) => &[Backend::Cpu, Backend::CudaSim],
+        Err(_) => &[Backend::Cpu, Backend::CudaSim, Backend::CudaSimDnn],
         Ok("cpu") => &[Backend::Cpu],
-        Ok("cuda-sim") => &[Backend::CudaSim],
+        Ok("cuda-sim") => &[Backend::CudaSim, Backend::CudaSimDnn],
         Ok("cuda") => &[Backend::Cuda],
         Ok(other) => {
             eprintln!("FP8_CONFORMANCE_BACKEND={other}: expected cpu, cuda-sim or cuda");
@@ -122,7 +142,7 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
     let device = if args.list { Ok(Device::cpu()) } else { backend.open(folder) };
     let trials = |case: &'static Case| {
         let reason = match &device {
-            Ok(_) => Backend::lacks(case).map(str::to_owned),
+            Ok(_) => backend.lacks(case).map(str::to_owned),
             Err(reason) => Some(reason.clone()),
         };
         let device = device.clone();
@@ -131,6 +151,10 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
             match (&reason, &device) {
                 (None, Ok(device)) => {
                     let device = device.clone();
+                    let run = move |device: &Device| {
+                        BY_CUDNN.store(backend == Backend::CudaSimDnn, Relaxed);
+                        run(device)
+                    };
                     if backend == Backend::CudaSim && std::env::var_os(LIST).is_some() {
                         Trial::test(name.clone(), move || watched(&name, || run(&device)))
                     } else {
@@ -149,7 +173,9 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
             }
         })
     };
-    cases::ALL.iter().copied().flatten().flat_map(trials).collect()
+    // Cases without attention would be the same as without cuDNN: they are not even listed.
+    let belongs = |case: &&Case| backend != Backend::CudaSimDnn || backend.lacks(case).is_none();
+    cases::ALL.iter().copied().flatten().filter(belongs).flat_map(trials).collect()
 }
 
 /// Runs a case on the simulated device and notes which kernels it launched.

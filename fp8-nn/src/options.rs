@@ -61,6 +61,10 @@ pub struct AttentionOptions {
     /// Transformer Engine's default is 0.1. [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets
     /// the seed.
     pub attention_dropout: f32,
+    /// Whether backward adds up the gradient of each query in an order of its own, so that equal steps give equal bits. If false,
+    /// cuDNN may add in any order ([`ops::ScoreOptions::deterministic`]): faster where its kernels in order are missing, and two runs
+    /// of one training then differ. Default: true.
+    pub deterministic: bool,
     /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
     /// form). Default: false.
     pub rope: bool,
@@ -114,6 +118,7 @@ impl Default for AttentionOptions {
             diagonal: Diagonal::TopLeft,
             softmax_scale: None,
             attention_dropout: 0.0,
+            deterministic: true,
             rope: false,
             rope_base: 10_000.0,
             rope_scaling: RopeScaling::None,
@@ -128,8 +133,8 @@ impl Default for AttentionOptions {
 impl AttentionOptions {
     /// The mask and the scale as the operation takes them.
     pub(crate) fn operation(&self) -> ops::ScoreOptions<'static> {
-        let Self { causal, window, diagonal, softmax_scale, .. } = *self;
-        ops::ScoreOptions { causal, window, diagonal, softmax_scale, ..Default::default() }
+        let Self { causal, window, diagonal, softmax_scale, deterministic, .. } = *self;
+        ops::ScoreOptions { causal, window, diagonal, softmax_scale, deterministic, ..Default::default() }
     }
 }
 

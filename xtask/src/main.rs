@@ -10,6 +10,7 @@ mod chaos;
 mod checks;
 mod conformance;
 mod convergence;
+mod cudnn_check;
 mod gpu_bundle;
 mod gpu_test;
 mod mutants;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Task::MutateCodec(options) => mutate_codec::run(&options),
         Task::MutateCrates(options) => mutate_crates::run(&options),
         Task::Convergence => convergence::run(),
+        Task::CudnnCheck(options) => cudnn_check::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Asan => asan::run(),
         Task::Attack(options) => checks::attack(&options),
         Task::Chaos(options) => chaos::run(&options),

@@ -1,8 +1,8 @@
 //! The tasks, each with its options.
 
 use crate::{
-    bench, chaos, checks, conformance, gpu_bundle, mutate, mutate_codec, mutate_crates, neon, network, ptx,
-    real_model, sass, sim, test, tidy,
+    bench, chaos, checks, conformance, cudnn_check, gpu_bundle, mutate, mutate_codec, mutate_crates, neon,
+    network, ptx, real_model, sass, sim, test, tidy,
 };
 use clap::Subcommand;
 
@@ -36,6 +36,8 @@ pub(crate) enum Task {
     Chaos(chaos::Chaos),
     /// Trains small models in FP8 and in high precision, from three seeds each, and compares their losses (minutes)
     Convergence,
+    /// Asks the real cuDNN, without a GPU, which graphs of attention it plans, and records the answers (downloads 900 MB; half an hour)
+    CudnnCheck(cudnn_check::CudnnCheck),
     /// Runs the tests of the codec's slices under AddressSanitizer (minutes; x86-64 Linux)
     Asan,
     /// Runs every crate's suites on this machine's CUDA device, or on a simulated one of the architecture that FP8_TEST_ARCH names; fails if a suite ran nothing (minutes)

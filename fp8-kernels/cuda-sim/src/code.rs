@@ -1,5 +1,5 @@
-//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`), of cuBLAS (`cublasStatus_t`) and of NCCL
-//! (`ncclResult_t`), with their names and texts.
+//! Status codes of the CUDA driver API (`CUresult`), of NVRTC (`nvrtcResult`), of cuBLAS (`cublasStatus_t`), of cuDNN
+//! (`cudnnStatus_t`) and of NCCL (`ncclResult_t`), with their names and texts.
 //!
 //! Numbers and meanings: CUDA Driver API, "Data types used by CUDA driver", enum CUresult; NVRTC, enum nvrtcResult.
 
@@ -64,6 +64,19 @@ impl Code {
     pub(crate) const BLAS_EXECUTION_FAILED: Self = Self(13);
     pub(crate) const BLAS_INTERNAL_ERROR: Self = Self(14);
     pub(crate) const BLAS_NOT_SUPPORTED: Self = Self(15);
+
+    pub(crate) const DNN_NOT_INITIALIZED: Self = Self(1001);
+    pub(crate) const DNN_BAD_PARAM: Self = Self(2000);
+    pub(crate) const DNN_NULL_POINTER: Self = Self(2002);
+    pub(crate) const DNN_MISALIGNED: Self = Self(2003);
+    pub(crate) const DNN_NOT_FINALIZED: Self = Self(2004);
+    pub(crate) const DNN_SHAPE_MISMATCH: Self = Self(2008);
+    pub(crate) const DNN_DUPLICATED: Self = Self(2009);
+    pub(crate) const DNN_ATTRIBUTE_TYPE: Self = Self(2010);
+    pub(crate) const DNN_DESCRIPTOR_TYPE: Self = Self(2012);
+    pub(crate) const DNN_NOT_SUPPORTED: Self = Self(3000);
+    pub(crate) const DNN_INTERNAL_ERROR: Self = Self(4000);
+    pub(crate) const DNN_EXECUTION_FAILED: Self = Self(5001);
 }
 
 /// `(number, name, text)` of every `CUresult` this library answers with or is asked to inject.
@@ -172,6 +185,34 @@ const BLAS: &[(i32, &CStr)] = &[
     (14, c"CUBLAS_STATUS_INTERNAL_ERROR"),
     (15, c"CUBLAS_STATUS_NOT_SUPPORTED"),
 ];
+
+/// Texts of `cudnnStatus_t`.
+const DNN: &[(i32, &CStr)] = &[
+    (0, c"CUDNN_STATUS_SUCCESS"),
+    (1001, c"CUDNN_STATUS_NOT_INITIALIZED"),
+    (2000, c"CUDNN_STATUS_BAD_PARAM"),
+    (2002, c"CUDNN_STATUS_BAD_PARAM_NULL_POINTER"),
+    (2003, c"CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER"),
+    (2004, c"CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED"),
+    (2008, c"CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH"),
+    (2009, c"CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES"),
+    (2010, c"CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE"),
+    (2012, c"CUDNN_STATUS_BAD_PARAM_DESCRIPTOR_TYPE"),
+    (3000, c"CUDNN_STATUS_NOT_SUPPORTED"),
+    (3001, c"CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN"),
+    (3002, c"CUDNN_STATUS_NOT_SUPPORTED_SHAPE"),
+    (4000, c"CUDNN_STATUS_INTERNAL_ERROR"),
+    (4001, c"CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED"),
+    (4003, c"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+    (4004, c"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    (5000, c"CUDNN_STATUS_EXECUTION_FAILED"),
+    (5001, c"CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER"),
+];
+
+/// Text of a `cudnnStatus_t`.
+pub(crate) fn dnn_text(number: i32) -> &'static CStr {
+    DNN.iter().find(|(code, _)| *code == number).map_or(c"CUDNN_UNKNOWN_STATUS", |(_, text)| text)
+}
 
 /// Name and text of a `CUresult`; `None` for a number not in the table.
 pub(crate) fn driver_text(number: i32) -> Option<(&'static CStr, &'static CStr)> {

@@ -3,13 +3,13 @@
 //! | `fp8_sim_set` | value |
 //! |---|---|
 //! | `seed` | as `FP8_SIM_SEED`; queued work runs first, and the seed's sequence starts anew |
-//! | `cublas`, `eager`, `memory_limit`, `sm_count`, `nccl_shared`, `stub` | as the variables `FP8_SIM_…` |
+//! | `cublas`, `cudnn`, `eager`, `memory_limit`, `sm_count`, `nccl_shared`, `stub` | as the variables `FP8_SIM_…` |
 //! | `arch` | as `FP8_SIM_ARCH`; only while no context is retained |
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
 //! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls`, `kernels` and `launches` |
 //! | `product_times` | `5000,4000,9000;10`: nanoseconds that a product takes by each kernel of cuBLASLt, and nanoseconds that each product adds to all later ones; empty: the usual times |
 //! | `snapshot` | the text of a snapshot that NVRTC shall know |
-//! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt, NVRTC and NCCL, refused while a context has anything live |
+//! | `reset` | ignored; clears error and reports and forgets handles of cuBLASLt, cuDNN, NVRTC and NCCL, refused while a context has anything live |
 //!
 //! | `fp8_sim_get` | text |
 //! |---|---|
@@ -29,6 +29,7 @@ use std::sync::Once;
 use parking_lot::Mutex;
 
 use crate::cublaslt::{Blas, clock};
+use crate::cudnn::Dnn;
 use crate::ffi::{In, Out};
 use crate::queue::Until;
 use crate::report;
@@ -67,7 +68,7 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
         "arch" if driver.context.is_some() => {
             return Err("arch: a context is retained: drop it first".into());
         }
-        "arch" | "cublas" | "memory_limit" | "sm_count" | "eager" | "nccl_shared" | "stub" => {
+        "arch" | "cublas" | "cudnn" | "memory_limit" | "sm_count" | "eager" | "nccl_shared" | "stub" => {
             driver.settings.set(key, value)?
         }
         "seed" => {
@@ -110,6 +111,7 @@ fn live(driver: &Driver) -> String {
         let _ = writeln!(text, "communicators {}", driver.communicators.count());
     }
     text += &driver.blas.live();
+    text += &driver.dnn.live();
     if driver.compiler.programs() > 0 {
         let _ = writeln!(text, "programs {}", driver.compiler.programs());
     }
@@ -126,6 +128,7 @@ fn reset(driver: &mut Driver) -> Result<(), String> {
     driver.reports.clear();
     driver.leaked.clear();
     driver.blas = Blas::default();
+    driver.dnn = Dnn::default();
     driver.compiler.forget_programs();
     driver.communicators.forget();
     driver.reseed();

@@ -98,6 +98,7 @@ pub(crate) fn call(name: &'static str, needs: Needs, mut body: impl FnMut(&mut D
             match name {
                 name if name.starts_with("nvrtc") => Code::NVRTC_INTERNAL_ERROR.0,
                 name if name.starts_with("cublas") => Code::BLAS_INTERNAL_ERROR.0,
+                name if name.starts_with("cudnn") => Code::DNN_INTERNAL_ERROR.0,
                 name if name.starts_with("nccl") => Code::NCCL_INTERNAL_ERROR.0,
                 _ => Code::UNKNOWN.0,
             }

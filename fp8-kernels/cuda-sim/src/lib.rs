@@ -1,4 +1,4 @@
-//! A simulated CUDA device: the entry points of the driver, NVRTC, cuBLASLt and NCCL over the PTX interpreter.
+//! A simulated CUDA device: the entry points of the driver, NVRTC, cuBLASLt, cuDNN and NCCL over the PTX interpreter.
 //!
 //! Built as a shared library with the soname `libcuda.so`: once it is loaded by path, code that looks for the driver
 //! finds it. There is one device; kernels are PTX, checked while they run for races, bounds, uninitialised reads,
@@ -25,6 +25,7 @@
 //! |---|---|---|---|
 //! | `FP8_SIM_ARCH` | `80`, `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability |
 //! | `FP8_SIM_DRIVER` | 1000 · major + 10 · minor | 13000 | CUDA version the driver says it has; what it can do stays the same |
+//! | `FP8_SIM_CUDNN` | 10000 · major + 100 · minor + patch | 0, none | version of cuDNN, which decides which graphs it has kernels for |
 //! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
 //! | `FP8_SIM_SM_COUNT` | 1 to 1024 | 4 | multiprocessors reported |
 //! | `FP8_SIM_SEED` | integer | 0 | order of streams, blocks and warps; 0 leaves everything as late as possible |
@@ -50,6 +51,7 @@ mod compiler;
 mod context;
 mod control;
 mod cublaslt;
+mod cudnn;
 mod device;
 mod driver;
 mod entry;
@@ -77,6 +79,7 @@ mod tests {
         [
             cublaslt::DESCRIPTOR_NAMES,
             cublaslt::MATMUL_NAMES,
+            cudnn::NAMES,
             driver::context::NAMES,
             driver::copies::NAMES,
             driver::devices::NAMES,

@@ -5,6 +5,7 @@
 //! | `FP8_SIM_ARCH` | `80`, `89`, `90`, `100`, `120`, also `sm_90` | `90` | compute capability of the device |
 //! | `FP8_SIM_DRIVER` | 1000 · major + 10 · minor | 13000 | CUDA version the driver says it has; what it can do stays the same |
 //! | `FP8_SIM_CUBLAS` | 10000 · major + 100 · minor + patch | 130100 | version of cuBLAS: which scale modes it has |
+//! | `FP8_SIM_CUDNN` | 10000 · major + 100 · minor + patch | 0, none | version of cuDNN: which graphs it has kernels for |
 //! | `FP8_SIM_MEMORY` | bytes | 2 GiB | device memory |
 //! | `FP8_SIM_SM_COUNT` | count | 4 | multiprocessors reported |
 //! | `FP8_SIM_SEED` | integer | 0 | order of runnable streams, and of blocks and warps inside a launch |
@@ -20,6 +21,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cublaslt::set_version;
+use crate::cudnn;
 use crate::device::Arch;
 use crate::snapshot::{self, Snapshot};
 
@@ -70,6 +72,7 @@ impl Settings {
             "arch",
             "driver",
             "cublas",
+            "cudnn",
             "memory_limit",
             "sm_count",
             "seed",
@@ -96,6 +99,10 @@ impl Settings {
             "cublas" => match usize::try_from(integer(value)?) {
                 Ok(version @ 12_01_00..=99_99_99) => set_version(version),
                 _ => return Err("expected 10000 * major + 100 * minor + patch, from 120100 on".into()),
+            },
+            "cudnn" => match usize::try_from(integer(value)?) {
+                Ok(version @ (0 | 9_00_00..=99_99_99)) => cudnn::set_version(version),
+                _ => return Err("expected 10000 * major + 100 * minor + patch, or 0 for none".into()),
             },
             "memory_limit" => self.memory = integer(value)?,
             "sm_count" => {
@@ -127,6 +134,7 @@ fn variable(key: &str) -> &'static str {
         "arch" => "FP8_SIM_ARCH",
         "driver" => "FP8_SIM_DRIVER",
         "cublas" => "FP8_SIM_CUBLAS",
+        "cudnn" => "FP8_SIM_CUDNN",
         "memory_limit" => "FP8_SIM_MEMORY",
         "sm_count" => "FP8_SIM_SM_COUNT",
         "seed" => "FP8_SIM_SEED",

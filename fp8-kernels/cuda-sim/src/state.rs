@@ -10,6 +10,7 @@ use crate::code::{Code, Outcome};
 use crate::compiler::Compiler;
 use crate::context::Context;
 use crate::cublaslt::Blas;
+use crate::cudnn::Dnn;
 use crate::fault::Fault;
 use crate::nccl::Communicators;
 use crate::queue::{StreamId, Until};
@@ -40,6 +41,7 @@ pub(crate) struct Driver {
     pub(crate) compiler: Compiler,
     pub(crate) communicators: Communicators,
     pub(crate) blas: Blas,
+    pub(crate) dnn: Dnn,
     handles: u64,
     launches: u64,
 }
@@ -93,6 +95,7 @@ impl Driver {
             compiler: Compiler::default(),
             communicators: Communicators::default(),
             blas: Blas::default(),
+            dnn: Dnn::default(),
             handles: 0,
             launches: 0,
         };

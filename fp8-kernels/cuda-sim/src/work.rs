@@ -6,6 +6,7 @@ use ptx_interp::{Memory, Module};
 
 use crate::code::Code;
 use crate::cublaslt::Product;
+use crate::cudnn::Evaluation;
 use crate::fault::Fault;
 use crate::ffi::Host;
 use crate::nccl::{Collective, Ran};
@@ -15,6 +16,8 @@ use crate::nccl::{Collective, Ran};
 pub(crate) enum Work {
     Launch(Launch),
     Product(Product),
+    /// A graph of cuDNN's.
+    Evaluation(Box<Evaluation>),
     /// Host to device, from a copy made at the call: pageable memory is read before the call returns.
     Upload {
         to: u64,
@@ -73,6 +76,7 @@ impl Work {
             Self::Launch(launch) => return launch.perform(memory).map(Ran::For),
             Self::Collective(collective) => return collective.perform(memory),
             Self::Product(product) => return product.perform(memory).map(Ran::For),
+            Self::Evaluation(graph) => return graph.perform(memory).map(Ran::For),
             Self::Upload { to, bytes } => {
                 memory.write(to, &bytes)?;
                 bytes.len()

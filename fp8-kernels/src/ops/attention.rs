@@ -38,6 +38,11 @@ pub struct ScoreOptions<'a> {
     /// The place of q's heads among all heads of the layer, where this call has a part of them. The mask of `dropout` is that of
     /// all, so each head drops what it would drop in a call with all of them. Default: `None`, these are all.
     pub dropout_heads: Option<Part>,
+    /// Whether backward gives the same bits each time. If false, a GPU may add up the gradient of q in any order, which cuDNN
+    /// does on every GPU and from version 9.19 on; in order, it does so from 9.25 on for compute capability 9.0, and for 10.0
+    /// and 10.3. Elsewhere this crate's own kernels add in order and are slower. The price of `false` is that two runs of one
+    /// training differ. Default: true.
+    pub deterministic: bool,
 }
 
 impl Default for ScoreOptions<'_> {
@@ -49,6 +54,7 @@ impl Default for ScoreOptions<'_> {
             softmax_scale: None,
             dropout: None,
             dropout_heads: None,
+            deterministic: true,
         }
     }
 }
@@ -71,8 +77,8 @@ pub enum Diagonal {
 /// The numbers that [`attention_backward`] needs besides the inputs and the output of [`attention`](attention()).
 ///
 /// Two numbers per row turn scores back into probabilities: `p = exp(score − row_max) / row_sum`. The operations here do not combine
-/// them into one log-sum-exp, which would lose digits of the sum if scores are large. Other libraries do: what they return is
-/// taken by [`from_log_sum_exp`](Self::from_log_sum_exp).
+/// them into one log-sum-exp, which would lose digits of the sum if scores are large. Other libraries do, and so does cuDNN where it
+/// computed the output: what they return is taken by [`from_log_sum_exp`](Self::from_log_sum_exp).
 #[derive(Debug, Clone)]
 pub struct AttentionSaved {
     /// The largest scaled score of each row, f32 `[batch, heads, queries]`; −∞ for a row that sees no key. Without `row_sum`,
@@ -171,6 +177,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) dropout: Option<&'a Dropout>,
     /// The heads among those of the mask.
     pub(crate) mask_heads: Part,
+    /// Whether backward gives the same bits each time.
+    pub(crate) deterministic: bool,
 }
 
 /// A call after its arguments have been checked: the tensors and where their heads are, what the sequences are, and the sizes.
@@ -442,6 +450,7 @@ pub(super) fn problem<'a, T>(
         rounding: None,
         dropout,
         mask_heads,
+        deterministic: options.deterministic,
     })
 }
 

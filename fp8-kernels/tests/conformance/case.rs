@@ -4,6 +4,11 @@ use super::data::{ENCODINGS, FLOATS};
 use fp8_kernels::ops::Activation;
 use fp8_kernels::{DType, Device, Encoding};
 use libtest_mimic::Failed;
+use std::sync::atomic::AtomicBool;
+
+/// Whether attention runs by cuDNN, which rounds probabilities to the tensors' type: its error has the size of the tensor, not of
+/// each element.
+pub(crate) static BY_CUDNN: AtomicBool = AtomicBool::new(false);
 
 /// `?` works on every error and string in a case.
 pub(crate) type Outcome = Result<(), Failed>;

@@ -69,7 +69,7 @@ mod transpose;
 mod update_scales;
 mod update_scales_amax;
 
-pub(crate) use case::{Case, Outcome};
+pub(crate) use case::{BY_CUDNN, Case, Outcome};
 
 /// Every case of every operation.
 pub(crate) const ALL: &[&[Case]] = &[

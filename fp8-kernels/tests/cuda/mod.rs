@@ -18,7 +18,7 @@ use tempfile::TempDir;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Undoes what an earlier test did to the driver.
-const DEFAULTS: [(&str, &str); 9] = [
+const DEFAULTS: [(&str, &str); 10] = [
     ("stub", "0"),
     ("product_times", ""),
     ("clear_fail", ""),
@@ -27,6 +27,7 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("reset", ""),
     ("arch", "90"),
     ("cublas", "130100"),
+    ("cudnn", "92801"),
     ("reset_calls", ""),
 ];
 
@@ -42,12 +43,14 @@ pub(crate) fn library() -> PathBuf {
     library_path().unwrap()
 }
 
-/// Returns the options of a device: the simulated driver, a cache of its own, a separate allocation for each tensor.
+/// Returns the options of a device: the simulated driver, a cache of its own, a separate allocation for each tensor, and
+/// attention by this crate's kernels.
 pub(crate) fn options(cache: &Path) -> CudaOptions {
     CudaOptions {
         library: Some(library()),
         cache_dir: Some(cache.to_owned()),
         allocator: Some(CudaAllocator::Exact),
+        cudnn: Some(false),
         ..CudaOptions::default()
     }
 }

@@ -1,4 +1,5 @@
-//! `attention` on a GPU: one launch forward, three backward, none of which keeps scores in memory.
+//! `attention` on a GPU: by cuDNN where it serves the call, else one launch forward and three backward, none of which keeps
+//! scores in memory.
 //!
 //! 16-bit tensors whose head_dim is a multiple of eight, at most 128, go through the tensor cores; anything else through
 //! plain f32 arithmetic, which computes scores again for every 64 columns of a head. On the tensor cores forward keeps the
@@ -7,6 +8,7 @@
 //! heads of others lie between them. A length out of range is told at the next call that waits for the device.
 
 pub(crate) mod attention_fp8;
+mod attention_library;
 mod grads;
 
 use super::dropout::Mask;
@@ -26,6 +28,9 @@ const ROW: usize = 4;
 
 pub(crate) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<(Tensor, AttentionSaved)> {
     let (op, p) = ("attention", &call.problem);
+    if let Some(served) = attention_library::attention(gpu, call)? {
+        return Ok(served);
+    }
     let &Call { q, k, v, sequences, .. } = call;
     let sizes = Sizes::new(op, [q, k, v], sequences, p)?;
     let (dtype, device) = (q.tensor().dtype(), q.tensor().device());
@@ -84,6 +89,9 @@ pub(crate) fn log_sum_exp(gpu: &Gpu, row_max: &Tensor, row_sum: &Tensor) -> Resu
 
 pub(crate) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<AttentionGrads> {
     let op = "attention_backward";
+    if let Some(served) = attention_library::attention_backward(gpu, call)? {
+        return Ok(served);
+    }
     let &BackwardCall { forward: Call { q, k, v, sequences, ref problem }, dy, o, saved, layout } = call;
     let p = problem;
     let sizes = Sizes::new(op, [q, k, v], sequences, p)?;

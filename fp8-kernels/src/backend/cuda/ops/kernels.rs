@@ -182,6 +182,11 @@ signatures! {
     ATTENTION_FP8_BACKWARD_Q_E4M3_64 = AttentionFp8BackwardQ "attention_fp8_backward_q_e4m3_64",
     ATTENTION_FP8_BACKWARD_Q_E4M3_128 = AttentionFp8BackwardQ "attention_fp8_backward_q_e4m3_128";
 
+    kernel AttentionLengths {
+        query_lengths: In<i32>, key_lengths: In<i32>, lengths: Out<i32>, keys_at: u64, fault: Out<i64>,
+        batch: u64, queries: u32, keys: u32, backward: i32, }
+    ATTENTION_LENGTHS = AttentionLibrary "attention_lengths";
+
     kernel AttentionPlain {
         q: In<Void>, k: In<Void>, v: In<Void>, o: Out<Void>, dtype: i32, row_max: Out<f32>, row_sum: Out<f32>,
         call: CallParameters, }

@@ -49,7 +49,7 @@ pub(crate) mod update_scales;
 pub(crate) use attention::attention_fp8;
 
 use super::runtime::{
-    Address, Buffer, Entry, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, launch, product,
-    signatures,
+    Address, Buffer, Entry, Faults, Gpu, Grid, In, KernelFile, Known, Out, Void, cublaslt, cudnn, launch,
+    product, signatures,
 };
 use numbers::{dtype_number, format_number};

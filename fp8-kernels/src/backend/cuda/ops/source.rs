@@ -127,6 +127,7 @@ sources![
     (AttentionFp8, "attention_fp8"),
     (AttentionFp8BackwardKv, "attention_fp8_backward_kv"),
     (AttentionFp8BackwardQ, "attention_fp8_backward_q"),
+    (AttentionLibrary, "attention_library"),
     (AttentionPlain, "attention_plain"),
     (AttentionRows, "attention_rows");
 ];

@@ -13,6 +13,7 @@ pub(crate) struct Environment {
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) allocator: CudaAllocator,
     pub(crate) gemm_tuning: GemmTuning,
+    pub(crate) cudnn: bool,
     pub(crate) cuda_home: Option<PathBuf>,
     /// Python environments whose packages may contain NVIDIA's libraries; the user's own packages come last.
     pub(crate) python_prefixes: Vec<PathBuf>,
@@ -53,7 +54,18 @@ impl Environment {
                     Error::Environment { name: "FP8_GEMM_TUNING", value, remedy }
                 })?,
         };
+        let cudnn = match variable("FP8_CUDNN") {
+            None => true,
+            Some(value) if value == "1" => true,
+            Some(value) if value == "0" => false,
+            Some(value) => {
+                let value = value.to_string_lossy().into_owned();
+                let remedy = "expected 1, the default, or 0 for attention without cuDNN".to_owned();
+                return Err(Error::Environment { name: "FP8_CUDNN", value, remedy });
+            }
+        };
         Ok(Self {
+            cudnn,
             gemm_tuning: GemmTuning { candidates, file: path("FP8_GEMM_TUNING_FILE") },
             library_dirs: library_dirs.unwrap_or_default(),
             cache_dir,
@@ -104,6 +116,15 @@ mod tests {
                 format!("FP8_GEMM_TUNING={wrong}: expected a count up to 1024, 0 for no tuning")
             );
         }
+    }
+
+    #[test]
+    fn cudnn_is_on_or_off() {
+        let cudnn = |variables: &[(&str, &str)]| read(variables).map(|environment| environment.cudnn);
+        assert!(cudnn(&[]).unwrap() && cudnn(&[("FP8_CUDNN", "1")]).unwrap());
+        assert!(!cudnn(&[("FP8_CUDNN", "0")]).unwrap());
+        let error = cudnn(&[("FP8_CUDNN", "off")]).unwrap_err().to_string();
+        assert_eq!(error, "FP8_CUDNN=off: expected 1, the default, or 0 for attention without cuDNN");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! One GPU: a queue with its memory, the kernels loaded on it, and cuBLASLt.
+//! One GPU: a queue with its memory, the kernels loaded on it, cuBLASLt and cuDNN.
 
 use super::cache::Cache;
 use super::capture::Recorded;
 use super::context::{self, Context};
+use super::cudnn::{Attention, Bound, Dnn, Sums};
 use super::entry::Entry;
 use super::environment::Environment;
 use super::fault::Decode;
@@ -20,7 +21,7 @@ use super::tuning::GemmTuning;
 use crate::deferred::DeferredWork;
 use crate::{Error, Result, TunedProducts};
 use cudarc::driver::CudaStream;
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -36,6 +37,9 @@ struct Inner {
     gemm_tuning: GemmTuning,
     /// None before the first matrix product.
     blas: Mutex<Option<Blas>>,
+    /// None before the first attention that cuDNN may serve.
+    dnn: Mutex<Option<Dnn>>,
+    uses_cudnn: bool,
     deferred: DeferredWork,
 }
 
@@ -88,6 +92,8 @@ impl Gpu {
             libraries,
             gemm_tuning,
             blas: Mutex::default(),
+            dnn: Mutex::default(),
+            uses_cudnn: options.cudnn.unwrap_or(environment.cudnn),
             deferred: DeferredWork::default(),
         })))
     }
@@ -145,6 +151,53 @@ impl Gpu {
     /// Returns the work that is put off on this device.
     pub(crate) fn deferred(&self) -> &DeferredWork {
         &self.0.deferred
+    }
+
+    /// Returns cuDNN on this device, opened if this is its first use. `None` if it is switched off or cannot be loaded.
+    fn dnn(&self) -> Result<Option<MappedMutexGuard<'_, Dnn>>> {
+        if !self.0.uses_cudnn {
+            return Ok(None);
+        }
+        let Ok(library) = self.0.libraries.cudnn() else { return Ok(None) };
+        self.ready()?;
+        let mut dnn = self.0.dnn.lock();
+        if dnn.is_none() {
+            self.expect_eager("attention", "cuDNN is not open yet: run the step a few times before")?;
+            *dnn = Some(Dnn::open(self, library)?);
+        }
+        Ok(MutexGuard::try_map(dnn, Option::as_mut).ok())
+    }
+
+    /// The way in which cuDNN adds up the queries' gradients. `None` if it does not compute them.
+    pub(crate) fn dnn_sums(&self, deterministic: bool) -> Result<Option<Sums>> {
+        Ok(self.dnn()?.and_then(|dnn| dnn.sums(deterministic)))
+    }
+
+    /// Returns whether cuDNN serves a call of attention. The first of its kind is planned, which takes about a second.
+    pub(crate) fn dnn_serves(&self, op: &'static str, call: &Attention, deterministic: bool) -> Result<bool> {
+        match self.dnn()? {
+            Some(mut dnn) => dnn.serves(self, op, call, deterministic),
+            None => Ok(false),
+        }
+    }
+
+    /// Enqueues a call of attention that cuDNN serves.
+    ///
+    /// # Safety
+    /// `bound` returns addresses of memory on this device, used on its stream, as the call describes it.
+    pub(crate) unsafe fn dnn_run(
+        &self,
+        op: &'static str,
+        call: &Attention,
+        deterministic: bool,
+        scale: f32,
+        bound: &impl Bound,
+    ) -> Result<()> {
+        match self.dnn()? {
+            // SAFETY: the caller's.
+            Some(dnn) => unsafe { dnn.run(self, op, call, deterministic, scale, bound) },
+            None => Ok(()), // `dnn_serves` said no
+        }
     }
 
     /// Records what `step` queues and launches it once.
@@ -212,6 +265,9 @@ impl Drop for Inner {
         let _ = self.queue.stream().synchronize();
         if let Some(mut blas) = self.blas.get_mut().take() {
             blas.release(|address| self.queue.driver_free(address));
+        }
+        if let Some(mut dnn) = self.dnn.get_mut().take() {
+            dnn.release();
         }
         self.modules.get_mut().unload();
     }

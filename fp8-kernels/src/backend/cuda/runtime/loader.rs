@@ -5,6 +5,7 @@
 //! the library that is already loaded. Libraries stay loaded for the life of the process.
 
 use super::cublaslt::CublasLt;
+use super::cudnn::Cudnn;
 use super::environment::Environment;
 use crate::{Error, Result};
 use libloading::Library;
@@ -70,6 +71,11 @@ const CUBLASLT: [(i32, Wanted); 2] = [
         },
     ),
 ];
+const CUDNN: Wanted = Wanted {
+    name: "libcudnn.so.9",
+    packages: &["nvidia/cudnn/lib"],
+    remedy: "pip install nvidia-cudnn-cu13, or nvidia-cudnn-cu12 beside CUDA 12",
+};
 /// The prefixes of the system's Python, whose packages are in `lib/python3…`.
 const SYSTEM_PYTHON: [&str; 2] = ["/usr/local", "/usr"];
 
@@ -153,6 +159,8 @@ pub(crate) struct Libraries {
     version: i32,
     /// Opened by the first matrix product, since the library is large.
     cublaslt: OnceLock<CublasLt>,
+    /// Opened by the first attention that it may serve, since the library is large. The error says why there is none.
+    cudnn: OnceLock<Result<Cudnn>>,
 }
 
 impl Libraries {
@@ -168,6 +176,26 @@ impl Libraries {
         // Leaked on purpose: function pointers into it are kept for the life of the process.
         let found = CublasLt::new(Box::leak(Box::new(library)))?;
         Ok(self.cublaslt.get_or_init(|| found))
+    }
+
+    /// The functions of cuDNN, or the reason why it is not used. The reason is logged once.
+    pub(crate) fn cudnn(&'static self) -> &'static Result<Cudnn> {
+        self.cudnn.get_or_init(|| {
+            let found = self.open_cudnn();
+            if let Err(reason) = &found {
+                tracing::info!(%reason, "attention without cuDNN");
+            }
+            found
+        })
+    }
+
+    fn open_cudnn(&self) -> Result<Cudnn> {
+        let library = match &self.library {
+            Some(path) => open_given(CUDNN.name, path)?,
+            None => find(&CUDNN, &self.environment)?.0,
+        };
+        // Leaked on purpose, as above.
+        Cudnn::new(Box::leak(Box::new(library)))
     }
 }
 
@@ -207,6 +235,7 @@ pub(crate) fn libraries(library: Option<&Path>, environment: &Environment) -> Re
         environment: environment.clone(),
         version,
         cublaslt: OnceLock::new(),
+        cudnn: OnceLock::new(),
     }));
     *loaded = Some(libraries);
     Ok(libraries)

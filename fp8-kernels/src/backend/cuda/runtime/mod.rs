@@ -5,6 +5,7 @@ mod cache;
 mod capture;
 mod context;
 pub(super) mod cublaslt;
+pub(super) mod cudnn;
 mod descriptors;
 mod entry;
 mod environment;

@@ -38,6 +38,11 @@ impl Grads {
         self.places[which as usize].pitch
     }
 
+    /// Makes all of them zeros.
+    pub(super) fn clear(&self, gpu: &Gpu) -> Result<()> {
+        self.tensors.iter().try_for_each(|(buffer, _)| gpu.clear(buffer))
+    }
+
     pub(super) fn finish(self, op: &'static str, device: &Device) -> Result<AttentionGrads> {
         let tensor = |(buffer, shape)| Tensor::from_cuda(buffer, shape, device);
         AttentionGrads::from_tensors(op, self.tensors.into_iter().map(tensor).collect())
