@@ -43,7 +43,7 @@ impl Api {
         api
     }
 
-    fn new(&self, kind: c_int) -> u64 {
+    fn made(&self, kind: c_int) -> u64 {
         let mut handle = 0;
         // SAFETY: `handle` lives through the call.
         assert_eq!(unsafe { (self.create)(kind, &mut handle) }, 0);
@@ -68,7 +68,7 @@ impl Api {
     /// A virtual f32 tensor without gaps.
     fn tensor(&self, id: i64, extents: [i64; 4]) -> u64 {
         let [_, b, c, d] = extents;
-        let tensor = self.new(17);
+        let tensor = self.made(17);
         assert_eq!(self.set(tensor, 901, 1, &[0i32]), 0);
         assert_eq!(self.set(tensor, 902, 3, &extents), 0);
         assert_eq!(self.set(tensor, 903, 3, &[b * c * d, c * d, d, 1]), 0);
@@ -82,7 +82,7 @@ impl Api {
 fn attributes_are_those_of_the_kind_and_of_their_types() {
     let rig = rig();
     let api = Api::load();
-    let tensor = api.new(17);
+    let tensor = api.made(17);
     assert_eq!(api.set(tensor, 1500, 1, &[0i32]), BAD_PARAM, "a matmul's attribute");
     assert_eq!(api.set(tensor, 901, 3, &[0i64]), TYPE);
     assert_eq!(api.set(tensor, 906, 3, &[1i64, 2]), BAD_PARAM, "two ids");
@@ -113,11 +113,11 @@ fn operations_take_finalized_tensors_that_fit() {
     let rig = rig();
     let api = Api::load();
     let (x, y) = (api.tensor(1, [1, 2, 3, 4]), api.tensor(2, [1, 2, 3, 5]));
-    let part = api.new(0);
+    let part = api.made(0);
     assert_eq!(api.set(part, 0, 14, &[13i32]), 0);
     assert_eq!(api.set(part, 1, 1, &[0i32]), 0);
     assert_eq!(api.finalize(part), 0);
-    let operation = api.new(13);
+    let operation = api.made(13);
     for (attribute, of) in [(750, part), (751, x), (753, y)] {
         assert_eq!(api.set(operation, attribute, 15, &[of]), 0);
     }

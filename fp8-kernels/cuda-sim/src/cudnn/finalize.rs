@@ -137,7 +137,7 @@ fn make(of: &Reader<'_>, version: usize, arch: u32) -> Finalized<Made> {
             Made::Plan { graph: Arc::clone(graph), workspace: answers::WORKSPACE }
         }
         7 => Made::Knob { kind: of.number(600)?, value: of.int(601)? },
-        13 => Made::Operation(pointwise(of)?),
+        13 => Made::Operation(Box::new(pointwise(of)?)),
         15 => Made::Graph(Arc::new(graph(of)?)),
         16 => pack(of)?,
         17 => Made::Tensor(tensor(of)?),
@@ -149,7 +149,7 @@ fn make(of: &Reader<'_>, version: usize, arch: u32) -> Finalized<Made> {
             };
             Made::Part(Part::Matmul { padding })
         }
-        19 => Made::Operation(matmul(of)?),
+        19 => Made::Operation(Box::new(matmul(of)?)),
         21 => {
             of.kind(1601)?;
             let is_maximum = match of.number(1600)? {
@@ -159,8 +159,8 @@ fn make(of: &Reader<'_>, version: usize, arch: u32) -> Finalized<Made> {
             };
             Made::Part(Part::Reduction { is_maximum })
         }
-        22 => Made::Operation(reduction(of)?),
-        31 => Made::Operation(reshape(of)?),
+        22 => Made::Operation(Box::new(reduction(of)?)),
+        31 => Made::Operation(Box::new(reshape(of)?)),
         kind => return bad(format!("descriptor type {kind}")),
     })
 }
@@ -310,7 +310,7 @@ fn graph(of: &Reader<'_>) -> Finalized<Graph> {
     let mut operations = Vec::new();
     for made in of.made(801)? {
         match made {
-            Made::Operation(operation) => operations.push(operation.clone()),
+            Made::Operation(operation) => operations.push((**operation).clone()),
             _ => return Err((Code::DNN_DESCRIPTOR_TYPE, "no operation".into())),
         }
     }

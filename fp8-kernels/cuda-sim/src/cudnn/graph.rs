@@ -144,6 +144,7 @@ pub(super) enum Part {
 }
 
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a graph has two dozen")]
 pub(super) enum Operation {
     Pointwise { mode: Mode, number: i32, axis: Option<usize>, inputs: Vec<Tensor>, y: Tensor },
     Matmul { a: Tensor, b: Tensor, c: Tensor, real: [Option<Tensor>; 3], padding: Option<f64> },

@@ -50,7 +50,7 @@ pub(super) enum Values {
 pub(super) enum Made {
     Tensor(Tensor),
     Part(Part),
-    Operation(Operation),
+    Operation(Box<Operation>),
     Graph(Arc<Graph>),
     Heuristics(Arc<Graph>),
     Engine { graph: Arc<Graph>, number: i64 },

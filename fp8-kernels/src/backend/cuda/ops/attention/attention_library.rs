@@ -76,7 +76,7 @@ pub(super) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<O
     let is_aligned = places.iter().all(|address| address.is_multiple_of(ALIGNMENT))
         && [Which::Q, Which::K]
             .iter()
-            .all(|which| (grads.pitch(*which) * dtype.size()) as u64 % ALIGNMENT == 0);
+            .all(|which| ((grads.pitch(*which) * dtype.size()) as u64).is_multiple_of(ALIGNMENT));
     if !is_aligned || !gpu.dnn_serves(op, &call, p.deterministic)? {
         return Ok(None);
     }
