@@ -76,11 +76,7 @@ fn a_layer_by_cudnn_is_that_by_our_kernels() {
             let (ours, none) = train(false, attention, enabled);
             let (theirs, executions) = train(true, attention, enabled);
             assert_eq!((none, executions), (0, 4), "{attention:?}");
-            assert_eq!(
-                train(true, attention, enabled).0,
-                theirs,
-                "{attention:?}: not the same twice"
-            );
+            assert_eq!(train(true, attention, enabled).0, theirs, "{attention:?}: not the same twice");
             for (tensor, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
                 // Codes of FP8 may flip where attention differs in its last bit.
                 let most = if enabled { 0.08 } else { 0.02 };

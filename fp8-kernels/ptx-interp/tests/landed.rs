@@ -302,8 +302,10 @@ fn reduce_columns_finish() -> Vec<Case> {
     let (pieces, cols) = (40, 32);
     let partial: Vec<f32> = (0..pieces * cols).map(|i| (i % 97) as f32).collect();
     let sums: Vec<f32> = (0..cols).map(|c| (0..pieces).map(|p| partial[p * cols + c]).sum()).collect();
-    let case = Case::new([1; 3], 256).input(floats(&partial)).u64(pieces).u64(cols).u32(32);
-    vec![case.buffer(None, floats(&sums))]
+    let added: Vec<f32> = sums.iter().map(|sum| sum + 0.5).collect();
+    let case = || Case::new([1; 3], 256).input(floats(&partial)).u64(pieces).u64(cols).u32(32);
+    let written = case().buffer(None, floats(&sums)).u32(0);
+    vec![written, case().buffer(Some(floats(&vec![0.5; cols])), floats(&added)).u32(1)]
 }
 
 fn amax() -> Vec<Case> {

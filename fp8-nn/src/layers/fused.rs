@@ -3,9 +3,19 @@
 use super::linear::{Fused, Input, LinearCore, Ran};
 use crate::arguments::Argument;
 use crate::fp8_output::{Destination, in_high_precision};
-use crate::{Error, Linear, LinearSaved, Result, precision};
+use crate::{Error, Linear, LinearSaved, Parameter, Result, precision};
+use fp8_kernels::ops::GradientMut;
 use fp8_kernels::{DType, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward};
+
+/// The column sums of `dy`, which are the gradient of a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BiasSums {
+    /// The operation that quantizes `dy` returns them.
+    Returned,
+    /// It adds them to the gradient, if it is given one.
+    InPass,
+}
 
 impl Linear {
     /// Computes `y = x · wᵀ + b` for an `x` that `quantize` computes and quantizes in one operation, as
@@ -158,26 +168,54 @@ impl Linear {
         &mut self,
         cx: &mut Backward<'_>,
         saved: LinearSaved,
-        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+        mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+    ) -> Result<Tensor> {
+        self.backward_of(cx, saved, BiasSums::Returned, |slot, _| quantize(slot))
+    }
+
+    /// Runs [`backward_fused`](Self::backward_fused) for a `quantize` that may take the gradient of the bias, to which it then adds the
+    /// column sums itself, and returns none.
+    pub(crate) fn backward_of(
+        &mut self,
+        cx: &mut Backward<'_>,
+        saved: LinearSaved,
+        sums: BiasSums,
+        mut quantize: impl FnMut(&Slot<'_>, Option<&mut GradientMut<'_>>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
         cx.attempt(|cx| {
             if self.part().gathers_output_gradient().is_some() {
-                let (dy, db) = self.gather_gradient(cx, &saved.core, quantize)?;
+                let (dy, db) = self.gather_gradient(cx, &saved.core, |slot| quantize(slot, None))?;
                 self.check_bias_gradient(db.as_ref())?;
                 return in_high_precision(self.backward_quantized(cx, saved, &dy, db.as_ref(), None)?);
             }
+            self.expect_saved(&saved)?;
             let LinearCore { origin, dtype, output, .. } = &saved.core;
             let gemms = cx.fp8_gemms(origin);
             let (dtype, needs_values) = (*dtype, self.needs_values(gemms.dgrad, gemms.wgrad));
             let measures = cx.measures_sqnr(origin);
-            let fused = Fused { layer: self.path(), name: "dy", dtype, needs_values, measures };
+            let (layer, recipe) = (self.path().clone(), cx.lone_recipe());
+            let fused = Fused { layer: &layer, name: "dy", dtype, needs_values, measures };
             let slot = self.for_gemms(cx.slot(origin, &self.gemm_slots().grad_output)?);
+            // A layer whose later steps may fail on another rank keeps its sums until then.
+            let in_pass = sums == BiasSums::InPass && self.part().ranks().is_none();
+            let mut bias = self.bias_mut().filter(|bias| in_pass && bias.is_trainable());
+            let is_added = bias.is_some();
+            // The first of the calls adds.
+            let quantize = |slot: &Slot<'_>| match bias.take() {
+                Some(bias) => {
+                    Parameter::store_in_pass(Some(bias), recipe.clone(), |dbias| quantize(slot, dbias))
+                }
+                None => quantize(slot, None),
+            };
             let ran = fused.run(&slot, quantize, |dy| output.check_operand(dy))?;
             let Ran { quantized: dy, values, rest: db } = ran;
             if let Some(values) = values {
                 cx.measure_sqnr(origin, &self.gemm_slots().grad_output, &values, dy.operand())?;
             }
-            self.check_bias_gradient(db.as_ref())?;
+            let db = db.filter(|_| !is_added);
+            if !is_added {
+                self.check_bias_gradient(db.as_ref())?;
+            }
             in_high_precision(self.backward_quantized(cx, saved, &dy, db.as_ref(), None)?)
         })
     }

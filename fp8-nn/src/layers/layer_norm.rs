@@ -200,16 +200,13 @@ impl NormCore {
         dy: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let gamma = self.weight.tensor();
-        let (dx, dgamma, dbeta) = match residual {
-            Some(residual) => ops::norm_backward_add(dy, x, gamma, stats, &self.options, residual)?,
-            None => ops::norm_backward(dy, x, gamma, stats, &self.options)?,
-        };
-        self.weight.accumulate_in(cx, &dgamma)?;
-        if let (Some(bias), Some(dbeta)) = (&mut self.bias, dbeta) {
-            bias.accumulate_in(cx, &dbeta)?;
-        }
-        Ok(dx)
+        let Self { weight, bias, options, .. } = self;
+        let (gamma, recipe) = (weight.tensor().clone(), cx.lone_recipe());
+        Parameter::store_in_pass(Some(weight), recipe.clone(), |dgamma| {
+            Parameter::store_in_pass(bias.as_mut(), recipe, |dbeta| {
+                Ok(ops::norm_backward_into(dy, x, &gamma, stats, options, residual, dgamma, dbeta)?)
+            })
+        })
     }
 
     fn module_forward(&self, cx: &Forward<'_>, x: &Tensor) -> Result<(Tensor, NormSaved)> {

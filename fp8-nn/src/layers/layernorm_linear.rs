@@ -1,5 +1,6 @@
 //! A norm and a Linear in one layer.
 
+use super::fused::BiasSums;
 use super::layer_norm::NormCore;
 use super::linear::{LinearCore, WgradInput};
 use super::residual::Around;
@@ -10,7 +11,7 @@ use crate::{
     Linear, LinearOptions, LinearSaved, Module, NormOptions, Parameter, Result, TensorParallel, composite,
     init,
 };
-use fp8_kernels::ops::{self, NormStats};
+use fp8_kernels::ops::{self, GradientMut, NormStats};
 use fp8_kernels::{DType, Device, Operand, Slot, Tensor};
 use fp8_recipe::{Backward, Forward, SlotName, Snapshot};
 use rand::Rng;
@@ -379,23 +380,27 @@ impl LayerNormLinear {
         &mut self,
         cx: &mut Backward<'_>,
         saved: LayerNormLinearSaved,
-        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+        mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
-        cx.attempt(|cx| self.backward_both(cx, saved, None, None, quantize))
+        cx.attempt(|cx| {
+            let (linear, normed) = self.restore(cx, saved)?;
+            let dn = self.linear.backward_fused(cx, linear, &mut quantize)?;
+            self.backward_norm(cx, normed, &dn, None, None)
+        })
     }
 
-    /// Runs [`backward_fused`](Self::backward_fused) where the norm's output has another reader, with the gradient `dnormed`, or a
-    /// residual connection is around the layer.
+    /// Runs [`Linear::backward_of`], then the backward of the norm, where its output may have another reader, with the gradient
+    /// `dnormed`, and a residual connection may be around the layer.
     pub(crate) fn backward_both(
         &mut self,
         cx: &mut Backward<'_>,
         saved: LayerNormLinearSaved,
         dnormed: Option<&Tensor>,
         around: Option<Around<'_>>,
-        quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, Option<Tensor>)>,
+        quantize: impl FnMut(&Slot<'_>, Option<&mut GradientMut<'_>>) -> Result<(Operand, Option<Tensor>)>,
     ) -> Result<Tensor> {
         let (linear, normed) = self.restore(cx, saved)?;
-        let dn = self.linear.backward_fused(cx, linear, quantize)?;
+        let dn = self.linear.backward_of(cx, linear, BiasSums::InPass, quantize)?;
         self.backward_norm(cx, normed, &dn, dnormed, around)
     }
 }

@@ -326,9 +326,15 @@ impl LayerNormMlp {
             }
         };
         let da = self.fc2.backward(cx, fc2, dy)?;
-        self.fc1.backward_both(cx, fc1, dnormed, around, |slot| {
-            let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
-            Ok((dh, Some(db)))
+        self.fc1.backward_both(cx, fc1, dnormed, around, |slot, dbias| match dbias {
+            Some(dbias) => {
+                let dh = ops::activation_backward_quantize_dbias_into(&da, &h, activation, slot, dbias)?;
+                Ok((dh, None))
+            }
+            None => {
+                let (dh, db) = ops::activation_backward_quantize_dbias(&da, &h, activation, slot)?;
+                Ok((dh, Some(db)))
+            }
         })
     }
 }

@@ -233,6 +233,10 @@ impl Linear {
         self.bias.as_ref()
     }
 
+    pub(crate) fn bias_mut(&mut self) -> Option<&mut Parameter> {
+        self.bias.as_mut()
+    }
+
     /// Returns the low-rank adapters beside the weight: none at first.
     pub fn loras(&self) -> &Loras {
         &self.loras
@@ -333,8 +337,16 @@ impl Linear {
         !other || self.weight.is_trainable() && !wgrad || !self.loras.is_empty()
     }
 
-    /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums. With `grad_input`, the
-    /// gradient of the input is quantized.
+    /// Returns an error, before any gradient changes, if the layer's parameters are not those with which `saved` was made.
+    pub(crate) fn expect_saved(&self, saved: &LinearSaved) -> Result<()> {
+        if matches!(saved.x, SavedInput::Unneeded) && self.weight.is_trainable() {
+            return Err(self.weight.was_frozen(self.path()));
+        }
+        self.loras.expect_saved(saved.core.lora.as_ref())
+    }
+
+    /// Computes the gradients from a `dy` that was quantized for dgrad and wgrad; `db` holds its column sums, unless they are in the
+    /// bias's gradient. With `grad_input`, the gradient of the input is quantized.
     pub(crate) fn backward_quantized(
         &mut self,
         cx: &mut Backward<'_>,
@@ -343,6 +355,7 @@ impl Linear {
         db: Option<&Tensor>,
         grad_input: Option<GradInput<'_>>,
     ) -> Result<Operand> {
+        self.expect_saved(&saved)?;
         let LinearSaved { x, core: mut saved } = saved;
         let gemms = cx.fp8_gemms(&saved.origin);
         let accumulation = cx.accumulation(&saved.origin);
@@ -356,7 +369,6 @@ impl Linear {
             }
             SavedInput::Unneeded => return Err(self.weight.was_frozen(self.path())),
         };
-        self.loras.expect_saved(saved.lora.as_ref())?;
         let summed = self.part.sums_input_gradient().cloned();
         let dx = if saved.lora.is_none() && summed.is_none() {
             fp8_output::dgrad(cx, &saved.origin, grad_input, operands, saved.dtype, accumulation.dgrad)?
@@ -519,9 +531,16 @@ impl Linear {
                 })?;
                 return self.backward_quantized(cx, saved, &quantized, db.as_ref(), grad_input);
             }
-            let gemms = cx.fp8_gemms(&core.origin);
+            self.expect_saved(&saved)?;
+            let (gemms, recipe) = (cx.fp8_gemms(&core.origin), cx.lone_recipe());
             let slot = self.for_gemms(cx.slot(&core.origin, &self.slots.grad_output)?);
-            let (operand, db) = if self.bias.is_some() {
+            let (operand, db) = if self.part.ranks().is_none() {
+                let operand = Parameter::store_in_pass(self.bias.as_mut(), recipe, |dbias| match dbias {
+                    Some(dbias) => Ok(ops::quantize_dbias_into(&dy, &slot, dbias)?),
+                    None => Ok(ops::quantize(&dy, &slot)?),
+                })?;
+                (operand, None)
+            } else if self.bias.is_some() {
                 let (operand, db) = ops::quantize_dbias(&dy, &slot)?;
                 (operand, Some(db))
             } else {

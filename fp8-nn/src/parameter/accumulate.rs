@@ -3,7 +3,7 @@
 use super::gradient::gradient_of;
 use super::{Event, Gradient, Parameter};
 use crate::Result;
-use fp8_kernels::ops::Update;
+use fp8_kernels::ops::{GradientMut, Update};
 use fp8_kernels::{Tensor, ops};
 use fp8_recipe::Backward;
 use std::sync::Arc;
@@ -99,6 +99,21 @@ impl Parameter {
         self.gradient.expect_here(&self.name)?;
         let name = &self.name;
         self.gradient.store(Event::Added { lone_recipe }, |grad, update| store(grad, update, name))
+    }
+
+    /// Calls `f` with the gradient of `parameter`, for an operation that computes it in the pass that has the data: one launch less than
+    /// [`accumulate_in`](Self::accumulate_in). `f` gets `None` if there is no parameter, or it is frozen. See [`store`](Self::store).
+    pub(crate) fn store_in_pass<T>(
+        parameter: Option<&mut Self>,
+        lone_recipe: Option<Arc<str>>,
+        f: impl FnOnce(Option<&mut GradientMut<'_>>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(parameter) = parameter.filter(|parameter| parameter.is_trainable) else { return f(None) };
+        parameter.gradient.expect_here(&parameter.name)?;
+        let name = &parameter.name;
+        parameter.gradient.store(Event::Added { lone_recipe }, |grad, update| {
+            f(Some(&mut GradientMut::new(grad, name, update)))
+        })
     }
 
     /// Adds to the gradient by `add`, which cannot replace what it holds: see [`store`](Self::store).

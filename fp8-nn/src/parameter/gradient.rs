@@ -172,22 +172,25 @@ impl Gradient {
     }
 
     /// Adds to the tensor by `f` and notes the event; or has `f` replace what it holds, if it was cleared.
-    pub(super) fn store(
+    pub(super) fn store<T>(
         &mut self,
         event: Event,
-        f: impl FnOnce(&mut Tensor, Update) -> Result<()>,
-    ) -> Result<()> {
+        f: impl FnOnce(&mut Tensor, Update) -> Result<T>,
+    ) -> Result<T> {
         let stale = self.cleared.as_mut().filter(|_| self.is_cleared).and_then(Cleared::take_stale);
         let Some(memory) = stale else { return self.change(event, |tensor| f(tensor, Update::Add)) };
         let empty = mem::replace(&mut self.tensor, memory);
         self.is_cleared = false;
-        if let Err(error) = self.rewrite_as_is(|tensor| f(tensor, Update::Write)) {
-            // It may have been written in part.
-            self.put_off(empty);
-            return Err(error);
-        }
+        let result = match self.rewrite_as_is(|tensor| f(tensor, Update::Write)) {
+            Ok(result) => result,
+            Err(error) => {
+                // It may have been written in part.
+                self.put_off(empty);
+                return Err(error);
+            }
+        };
         self.note(event);
-        Ok(())
+        Ok(result)
     }
 
     /// Sets the tensor to 0 and notes it: later, if it can be put off. `parameter` is the name of the parameter.

@@ -17,6 +17,9 @@ struct Survey {
 fn survey(rig: &Rig, training: &mut Training) -> Survey {
     training.save(rig.path()).unwrap();
     training.restore(rig.path());
+    // Its products add to gradients, where those of a step after `zero_grad` replace what they hold.
+    training.step().unwrap();
+    training.restore(rig.path());
     let (calls, loss) = rig.calls(|| training.step().unwrap());
     training.restore(rig.path());
     let mut states = BTreeMap::from([(Stage::Forward, training.bytes(rig.path()))]);
