@@ -1,7 +1,9 @@
-//! Records which kernels and products a TransformerLayer launches, forward and backward, on the simulated GPU. The file beside this
-//! test is what `cargo xtask sass --layer` adds up. The test is a program of its own, because the counts are those of the process.
+//! Records which kernels and calls of libraries a TransformerLayer launches, forward and backward, on the simulated GPU. The file
+//! beside this test is what `cargo xtask sass --layer` adds up. The test is a program of its own, because the counts are those of the
+//! process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -13,26 +15,34 @@ use rand_chacha::ChaCha8Rng;
 
 const HEAD: &str = "\
 # What a TransformerLayer launches, forward and backward, and how often: bf16, causal, GELU, LayerNorm, bias, delayed scaling with
-# transposed copies. Written by the test layer_launches_on_gpu with FP8_TEST_WRITE_LAUNCHES=1, read by `cargo xtask sass --layer`.
+# transposed copies, after an optimizer's step and zero_grad. NAME, and its launches with cuDNN 9.19, which has no backward pass of
+# attention that adds in order, and with 9.28, which has one. Written by the test layer_launches_on_gpu with
+# FP8_TEST_WRITE_LAUNCHES=1, read by `cargo xtask sass --layer`.
 ";
 
-/// Calls into libraries that are launches, too.
-const LIBRARIES: [&str; 2] = ["cublasLtMatmul", "cudnnBackendExecute"];
+/// Calls that are launches, too: into libraries, and of the driver's passes over memory.
+const CALLS: [&str; 5] =
+    ["cublasLtMatmul", "cudnnBackendExecute", "cuMemsetD8Async", "cuMemsetD32Async", "cuMemcpyDtoDAsync_v2"];
 
-/// One name a line, with the number of launches in the third step of the layer; those before it calibrate.
-fn launches() -> String {
+/// Whole tiles, and heads of 128.
+const HIDDEN: usize = 256;
+
+/// The launches of a trained layer's forward and backward, by name. `weight_codes`: the optimizer writes the weights' codes.
+fn launches(cudnn: &str, weight_codes: bool) -> BTreeMap<String, u64> {
     let library = library_path().unwrap();
+    let control = Control::open(&library).unwrap();
+    control.set("cudnn", cudnn).unwrap();
     let cuda = CudaOptions {
-        library: Some(library.clone()),
+        library: Some(library),
         cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
+        cudnn: Some(true),
         ..CudaOptions::default()
     };
-    let (device, control) = (Device::cuda_with_options(&cuda).unwrap(), Control::open(&library).unwrap());
-    // As wide as it takes for the kernels of wide rows, of whole tiles, with heads of 128.
+    let device = Device::cuda_with_options(&cuda).unwrap();
     let options = TransformerLayerOptions {
-        hidden_size: 1152,
+        hidden_size: HIDDEN,
         ffn_hidden_size: 128,
-        attention: AttentionOptions { num_attention_heads: 9, max_seq_length: 128, ..Default::default() },
+        attention: AttentionOptions { num_attention_heads: 2, max_seq_length: 128, ..Default::default() },
         activation: Activation::Gelu,
         bias: true,
         params_dtype: DType::BF16,
@@ -42,38 +52,54 @@ fn launches() -> String {
         TransformerLayer::new("layer", options, &device, &mut ChaCha8Rng::seed_from_u64(1)).unwrap();
     let mut scaling = Scaling::new(&model, &device).unwrap();
     let recipe = Recipe::from(DelayedScaling { amax_history_len: 4, ..Default::default() });
-    let mut text = HEAD.to_owned();
-    // Few rows until every slot has a scale that the host knows of; then whole tiles, and weights that have changed.
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    if weight_codes {
+        optimizer.quantize_weights(&mut model, &recipe).unwrap();
+    }
+    // Few rows until every slot has a scale that the host knows of; then whole tiles.
     for rows in [16, 16, 128] {
         // Rows whose numbers differ: a norm makes zeros of others, which give no scale.
-        let values = (0..rows * 1152).map(|i| bf16::from_f32((i * 37 % 101) as f32 / 50.0 - 1.0)).collect();
-        let x = Tensor::from_vec::<bf16>(values, [1, rows, 1152], &device).unwrap();
-        if rows == 128 {
-            for parameter in parameters_mut(&mut model) {
-                parameter.update(|_, _| Ok(())).unwrap();
-            }
-        }
+        let values = (0..rows * HIDDEN).map(|i| bf16::from_f32((i * 37 % 101) as f32 / 50.0 - 1.0)).collect();
+        let x = Tensor::from_vec::<bf16>(values, [1, rows, HIDDEN], &device).unwrap();
         device.synchronize().unwrap();
         control.set("reset_calls", "").unwrap();
+        // What the last step computes, nobody reads.
+        control.set("stub", if rows == 128 { "1" } else { "0" }).unwrap();
         let mut cx = scaling.scope(&recipe, &AutocastOptions::default()).unwrap();
         let (y, saved) = model.forward(&mut cx, &x).unwrap();
         cx.commit().unwrap();
         scaling.in_backward(|cx| model.backward(cx, saved, &y)).unwrap();
         device.synchronize().unwrap();
+        if rows == 16 {
+            optimizer.step(&mut model, 1e-3).unwrap();
+            zero_grad(&mut model).unwrap();
+        }
     }
-    let mut all = control.launches();
+    control.set("stub", "0").unwrap();
+    let mut all: BTreeMap<String, u64> = control.launches().into_iter().collect();
     let calls = control.calls();
-    all.extend(LIBRARIES.iter().filter_map(|name| Some(((*name).to_owned(), *calls.get(*name)?))));
-    for (name, count) in all.iter().filter(|(_, count)| **count > 0) {
-        writeln!(text, "{name} {count}").unwrap();
-    }
-    text
+    all.extend(CALLS.iter().filter_map(|name| Some(((*name).to_owned(), *calls.get(*name)?))));
+    all.retain(|_, count| *count > 0);
+    all
 }
 
 #[test]
 fn a_layer_launches_what_the_file_says() {
+    let [own, cudnn] = ["91900", "92801"].map(|version| launches(version, false));
+    let count = |launches: &BTreeMap<String, u64>| launches.values().sum::<u64>();
+    assert!(count(&own) <= 48 && count(&cudnn) <= 48, "{own:#?} {cudnn:#?}");
+    for version in ["91900", "92801"] {
+        let with_codes = launches(version, true);
+        assert!(count(&with_codes) <= 44, "{with_codes:#?}");
+    }
+
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/layer_launches.txt");
-    let found = launches();
+    let mut found = HEAD.to_owned();
+    let names: std::collections::BTreeSet<&String> = own.keys().chain(cudnn.keys()).collect();
+    for name in names {
+        let of = |launches: &BTreeMap<String, u64>| launches.get(name).copied().unwrap_or(0);
+        writeln!(found, "{name} {} {}", of(&own), of(&cudnn)).unwrap();
+    }
     if std::env::var_os("FP8_TEST_WRITE_LAUNCHES").is_some_and(|value| value == "1") {
         std::fs::write(&path, &found).unwrap();
     }

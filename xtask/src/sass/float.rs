@@ -1,6 +1,6 @@
 //! Instructions that compute with f32, and conversions between floats and integers.
 
-use super::float16::{f16_to_f32, f32_to_f16};
+use super::float16::{f16_to_f32, f32_to_bf16, f32_to_f16};
 use super::integer::set_both;
 use super::listing::Instruction;
 use super::operand::Predicate;
@@ -106,6 +106,8 @@ fn convert(thread: &mut Thread<'_>, instruction: &Instruction, operands: &mut Op
             let value = operands.next_value()?;
             if kinds.ends_with(&["F16", "F32"]) || kinds.starts_with(&["F16", "F32"]) {
                 f32::from_bits(f32_to_f16(thread.float(value)?).into())
+            } else if kinds.starts_with(&["BF16", "F32"]) {
+                f32::from_bits(f32_to_bf16(thread.float(value)?).into())
             } else if kinds.starts_with(&["F32", "F16"]) {
                 f16_to_f32(thread.bits(value)? as u16)
             } else {

@@ -2,7 +2,8 @@
 //! estimated from the kernels of today.
 //!
 //! `sass-layer.txt` names the works. Its launches must be those that `fp8-nn/tests/layer_launches.txt` records of the layer on the
-//! simulated GPU, so that a layer that launches something else is noticed.
+//! simulated GPU, with a cuDNN whose backward pass of attention is used and with one that has none, so that a layer that launches
+//! something else is noticed.
 
 use std::collections::BTreeMap;
 
@@ -160,28 +161,44 @@ fn read(text: &str) -> Result<Vec<Line<'_>>> {
     Ok(lines)
 }
 
-/// The launches of the record: `NAME COUNT` lines.
-fn recorded(text: &str) -> Result<BTreeMap<&str, u64>> {
-    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-    lines
-        .map(|line| {
-            let pair =
-                line.split_once(' ').and_then(|(name, count)| Some((name, count.trim().parse().ok()?)));
-            pair.ok_or_else(|| format!("{RECORD}: {line}: NAME COUNT is wanted").into())
-        })
-        .collect()
+/// The launches of a layer, by name.
+type Launches<'a> = BTreeMap<&'a str, u64>;
+
+/// The launches of the record, with our own backward pass of attention and with cuDNN's: `NAME COUNT COUNT` lines.
+fn recorded(text: &str) -> Result<[Launches<'_>; 2]> {
+    let mut both = [Launches::new(), Launches::new()];
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
+        let problem = || format!("{RECORD}: {line}: NAME COUNT COUNT is wanted");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, own, cudnn] = words[..] else { return Err(problem().into()) };
+        for (launches, count) in both.iter_mut().zip([own, cudnn]) {
+            launches.insert(name, count.parse().map_err(|_| problem())?);
+        }
+    }
+    Ok(both)
 }
 
-/// Names launches of which the plan has another number than the record. Lines `then` and `own` together are the layer as it is.
-fn differences(lines: &[Line<'_>], record: &BTreeMap<&str, u64>) -> Vec<String> {
-    let mut planned: BTreeMap<&str, u64> = BTreeMap::new();
-    for line in lines.iter().filter(|line| matches!(line.column, Column::Then | Column::Own)) {
+/// Names launches of which the plan has another number than the record.
+fn differences(lines: &[Line<'_>], [own, cudnn]: &[Launches<'_>; 2]) -> Vec<String> {
+    let mut all = differences_of(lines, Column::Own, own);
+    for difference in differences_of(lines, Column::Cudnn, cudnn) {
+        if !all.contains(&difference) {
+            all.push(difference);
+        }
+    }
+    all
+}
+
+/// Lines `then` and those of `column` together are a layer.
+fn differences_of(lines: &[Line<'_>], column: Column, record: &Launches<'_>) -> Vec<String> {
+    let mut planned = Launches::new();
+    for line in lines.iter().filter(|line| line.column == Column::Then || line.column == column) {
         for (name, count) in &line.recorded {
             *planned.entry(name).or_default() += count;
         }
     }
     let names: std::collections::BTreeSet<&str> = planned.keys().chain(record.keys()).copied().collect();
-    let count = |of: &BTreeMap<&str, u64>, name: &str| of.get(name).copied().unwrap_or(0);
+    let count = |of: &Launches<'_>, name: &str| of.get(name).copied().unwrap_or(0);
     names
         .into_iter()
         .filter(|name| count(&planned, name) != count(record, name))
@@ -201,16 +218,16 @@ mod tests {
 now | products | 12 | row gemm/fp8-rs/a
 then | norms | 32 | norm_rows 2, norm_tiles 2 | estimate norm bf16 8*8
 own | attention | 3 | attention 1 | row attention/fp8-rs/b
-cudnn | attention | 1 |  | given 2300 until measured
+cudnn | attention | 1 | execute 1 | given 2300 until measured
 ";
 
     #[test]
     fn the_plan_and_the_record_are_compared() {
         let lines = read(TEXT).unwrap();
         assert_eq!(lines.len(), 4);
-        let record = "# head\nattention 1\nnorm_rows 2\nnorm_tiles 2\n";
+        let record = "# head\nattention 1 0\nexecute 0 1\nnorm_rows 2 2\nnorm_tiles 2 2\n";
         assert_eq!(differences(&lines, &recorded(record).unwrap()), [""; 0]);
-        let other = record.replace("norm_tiles 2", "norm_tiles 1\nsplit_copy 6");
+        let other = record.replace("norm_tiles 2 2", "norm_tiles 1 2\nsplit_copy 6 6");
         assert_eq!(
             differences(&lines, &recorded(&other).unwrap()),
             [
@@ -231,7 +248,7 @@ cudnn | attention | 1 |  | given 2300 until measured
         }
         assert_eq!(error("now | a | one | b"), format!("{PLAN}:1: a number of launches is wanted"));
         assert_eq!(error("then | a | 1 | kernel | b"), format!("{PLAN}:1: NAME NUMBER is wanted"));
-        let error = recorded("kernel\n").unwrap_err().to_string();
-        assert_eq!(error, format!("{RECORD}: kernel: NAME COUNT is wanted"));
+        let error = recorded("kernel 1\n").unwrap_err().to_string();
+        assert_eq!(error, format!("{RECORD}: kernel 1: NAME COUNT COUNT is wanted"));
     }
 }

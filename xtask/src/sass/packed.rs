@@ -68,14 +68,18 @@ pub(super) fn arithmetic(thread: &mut Thread<'_>, instruction: &Instruction) -> 
             let c = lanes.read(thread, &mut operands)?;
             [a[0] * b[0] + c[0], a[1] * b[1] + c[1]]
         }
-        _ => {
+        opcode => {
+            // Of three.
+            let c = if opcode == "VHMNMX" { Some(lanes.read(thread, &mut operands)?) } else { None };
             let takes_least = thread.is(operands.predicate()?);
             let propagates = instruction.has("NAN");
-            each(&|a, b| match (a.is_nan(), b.is_nan()) {
+            let of_two = |a: f32, b: f32| match (a.is_nan(), b.is_nan()) {
                 (true, _) | (_, true) if propagates => f32::NAN,
                 _ if takes_least => a.min(b),
                 _ => a.max(b),
-            })
+            };
+            let two = each(&of_two);
+            c.map_or(two, |c| [of_two(two[0], c[0]), of_two(two[1], c[1])])
         }
     };
     thread.set(target, lanes.join(result));
