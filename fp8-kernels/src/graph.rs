@@ -93,6 +93,21 @@ impl Device {
         }
     }
 
+    /// Checks that the device has not failed in a way after which its memory may be wrong. Waits for nothing.
+    ///
+    /// ```
+    /// assert!(fp8_kernels::Device::cpu().expect_usable().is_ok());
+    /// ```
+    ///
+    /// # Errors
+    /// A device that failed before ([`Error::Poisoned`](crate::Error::Poisoned)); none on the CPU.
+    pub fn expect_usable(&self) -> Result<()> {
+        match self.backend() {
+            Backend::Cpu => Ok(()),
+            Backend::Cuda(gpu) => gpu.expect_usable(),
+        }
+    }
+
     /// Returns whether a recorded step exists that may run again. It is false on the CPU.
     ///
     /// ```

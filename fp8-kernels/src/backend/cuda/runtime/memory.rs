@@ -180,7 +180,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(Buffer { block: None, dtype, len });
         }
-        self.expect_trusted()?;
+        self.expect_usable()?;
         let used = bytes;
         let bytes = match self.allocator {
             CudaAllocator::Caching => size_class(bytes),
