@@ -68,6 +68,7 @@ absent!(Gpu {
     fn capture_number(&self) -> Option<u64>;
     fn expect_eager(&self, &str, &'static str) -> Result<()>;
     fn on_replay(&self, Arc<dyn Replayed>);
+    fn expect_usable(&self) -> Result<()>;
     fn has_graphs(&self) -> bool;
     fn deferred(&self) -> &DeferredWork;
 });
