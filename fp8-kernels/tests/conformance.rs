@@ -14,7 +14,8 @@ mod oracle;
 
 use cases::{BY_CUDNN, Case};
 use fp8_cuda_sim::{Control, library_path};
-use fp8_kernels::{CudaAllocator, CudaOptions, Device};
+use fp8_kernels::ops::{self, ScoreOptions, Sequences};
+use fp8_kernels::{CudaAllocator, CudaOptions, DType, Device, Tensor};
 use libtest_mimic::{Arguments, Trial};
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -35,7 +36,10 @@ enum Backend {
     CudaSim,
     /// The simulated device with cuDNN, for attention.
     CudaSimDnn,
+    /// This machine's GPU.
     Cuda,
+    /// The same with cuDNN, for attention.
+    CudaDnn,
 }
 
 /// The version of the simulated cuDNN, whose answers are recorded.
@@ -48,7 +52,16 @@ impl Backend {
             Self::CudaSim => "cuda-sim",
             Self::CudaSimDnn => "cuda-sim-dnn",
             Self::Cuda => "cuda",
+            Self::CudaDnn => "cuda-dnn",
         }
+    }
+
+    const fn is_hardware(self) -> bool {
+        matches!(self, Self::Cuda | Self::CudaDnn)
+    }
+
+    const fn has_cudnn(self) -> bool {
+        matches!(self, Self::CudaSimDnn | Self::CudaDnn)
     }
 
     fn open(self, folder: &std::path::Path) -> Result<Device, String> {
@@ -59,10 +72,12 @@ impl Backend {
                 library: Some(library_path().ok_or("the simulated driver was not built beside this test")?),
                 cache_dir: Some(folder.to_owned()),
                 allocator: Some(CudaAllocator::Exact),
-                cudnn: Some(self == Self::CudaSimDnn),
+                cudnn: Some(self.has_cudnn()),
                 ..CudaOptions::default()
             },
-            Self::Cuda => CudaOptions::default(),
+            Self::Cuda | Self::CudaDnn => {
+                CudaOptions { cudnn: Some(self.has_cudnn()), ..CudaOptions::default() }
+            }
         };
         if self == Self::CudaSimDnn {
             let library = options.library.as_deref().unwrap_or(folder);
@@ -70,22 +85,25 @@ impl Backend {
             control.set("cudnn", CUDNN).map_err(|error| error.to_string())?;
         }
         let device = Device::cuda_with_options(&options).map_err(|error| error.to_string())?;
-        if self == Self::Cuda && device.is_simulated() && std::env::var_os(DRY_RUN).is_none() {
+        if self.is_hardware() && device.is_simulated() && std::env::var_os(DRY_RUN).is_none() {
             return Err(format!(
                 "{} is simulated: {DRY_RUN}=1 runs cases of real devices on it",
                 device.description()
             ));
+        }
+        if self == Self::CudaDnn && !is_served_by_cudnn(&device).map_err(|error| error.to_string())? {
+            return Err("no cuDNN of 9.19 or newer".to_owned());
         }
         Ok(device)
     }
 
     /// Why it does not run a case.
     fn lacks(self, case: &Case) -> Option<&'static str> {
-        if self == Self::CudaSimDnn && !["attention", "attention_sequences"].contains(&case.operation()) {
+        if self.has_cudnn() && !["attention", "attention_sequences"].contains(&case.operation()) {
             return Some("no attention");
         }
         // Packed sequences are computed by this crate's kernels, and calls of their own by cuDNN.
-        if self == Self::CudaSimDnn && case.name == "packed_sequences_are_those_of_calls_of_their_own" {
+        if self.has_cudnn() && case.name == "packed_sequences_are_those_of_calls_of_their_own" {
             return Some("bits of other kernels");
         }
         if case.operation() == "stress" && std::env::var_os("FP8_CONFORMANCE_STRESS").is_none() {
@@ -95,13 +113,20 @@ impl Backend {
     }
 }
 
+/// Whether attention runs by cuDNN, which keeps one number for each row of probabilities.
+fn is_served_by_cudnn(device: &Device) -> fp8_kernels::Result<bool> {
+    let x = Tensor::zeros([1, 64, 1, 64], DType::BF16, device)?;
+    let (_, saved) = ops::attention(&x, &x, &x, &Sequences::Full, ScoreOptions::default())?;
+    Ok(saved.row_sum.is_none())
+}
+
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     let backends: &[Backend] = match std::env::var("FP8_CONFORMANCE_BACKEND").as_deref() {
         Err(_) => &[Backend::Cpu, Backend::CudaSim, Backend::CudaSimDnn],
         Ok("cpu") => &[Backend::Cpu],
         Ok("cuda-sim") => &[Backend::CudaSim, Backend::CudaSimDnn],
-        Ok("cuda") => &[Backend::Cuda],
+        Ok("cuda") => &[Backend::Cuda, Backend::CudaDnn],
         Ok(other) => {
             eprintln!("FP8_CONFORMANCE_BACKEND={other}: expected cpu, cuda-sim or cuda");
             return ExitCode::from(2);
@@ -152,7 +177,7 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
                 (None, Ok(device)) => {
                     let device = device.clone();
                     let run = move |device: &Device| {
-                        BY_CUDNN.store(backend == Backend::CudaSimDnn, Relaxed);
+                        BY_CUDNN.store(backend.has_cudnn(), Relaxed);
                         run(device)
                     };
                     if backend == Backend::CudaSim && std::env::var_os(LIST).is_some() {
@@ -162,7 +187,7 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
                     }
                 }
                 // Only a real device may be absent.
-                (Some(reason), Err(_)) if backend != Backend::Cuda => {
+                (Some(reason), Err(_)) if !backend.is_hardware() => {
                     let reason = reason.clone();
                     Trial::test(name, move || Err(reason.into()))
                 }
@@ -174,7 +199,7 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
         })
     };
     // Cases without attention would be the same as without cuDNN: they are not even listed.
-    let belongs = |case: &&Case| backend != Backend::CudaSimDnn || backend.lacks(case).is_none();
+    let belongs = |case: &&Case| !backend.has_cudnn() || backend.lacks(case).is_none();
     cases::ALL.iter().copied().flatten().filter(belongs).flat_map(trials).collect()
 }
 

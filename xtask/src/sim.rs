@@ -10,7 +10,7 @@ use std::{fs, io};
 use crate::artifact;
 use crate::workspace::{Result, Workspace, shell};
 
-const NAMES: [&str; 5] =
+pub(crate) const NAMES: [&str; 5] =
     ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2"];
 
 #[derive(clap::Args)]

@@ -1,10 +1,10 @@
-//! Operations that arithmetic limits: a multiplication with an addition is two.
+//! Matrix products: a multiplication with an addition is two operations.
 
 use crate::result::Result;
 use crate::timer::{Bench, Work};
 use fp8_nn::fp8_kernels::fp8_format::Encoding::{self, E4M3, E5M2};
-use fp8_nn::fp8_kernels::ops::{self, Accumulation, Layout, ScoreOptions, Sequences};
-use fp8_nn::fp8_kernels::{DType, Fp8Tensor, Operand, Scale, ScaleRule, Slot, Tensor};
+use fp8_nn::fp8_kernels::ops::{self, Accumulation, Layout, Update};
+use fp8_nn::fp8_kernels::{DType, Tensor};
 
 /// The products of a layer of width 4096: name, n, k.
 const LINEARS: [(&str, usize, usize); 4] =
@@ -25,6 +25,8 @@ struct Product {
 enum Kind {
     Fast,
     Split,
+    /// With a residual in bf16 that is added: C beside the result, beta 1.
+    Residual,
     /// Into f32, added to what is there: beta 1.
     Accumulate,
     /// Into f32 in place of what is there: beta 0, as the first gradient of a step.
@@ -43,6 +45,11 @@ pub(crate) fn gemms(bench: &mut Bench) -> Result {
         let (m, n, k) = (tokens, n / shrink, k / shrink);
         let sizes = format!("{name} {m}x{n}x{k}");
         product(bench, &format!("fprop {sizes}"), Product { m, n, k, left: E4M3, kind: Kind::Fast })?;
+        // The two whose result is added to what the layer or its half began with.
+        if matches!(name, "proj" | "fc2") {
+            let case = format!("fprop {sizes} + residual");
+            product(bench, &case, Product { m, n, k, left: E4M3, kind: Kind::Residual })?;
+        }
         product(bench, &format!("dgrad {sizes}"), Product { m, n: k, k: n, left: E5M2, kind: Kind::Split })?;
         product(
             bench,
@@ -65,24 +72,33 @@ fn product(bench: &mut Bench, case: &str, of: Product) -> Result {
     let work = Work::Flops(2.0 * m as f64 * n as f64 * k as f64);
     let sets = bench.sets((m * k + n * k + 2 * m * n) as f64);
     let out = || match kind {
-        Kind::Accumulate => Tensor::zeros([m, n], DType::F32, &device),
-        _ => Tensor::zeros([1, 1], DType::F32, &device),
+        Kind::Accumulate | Kind::Overwrite => Tensor::zeros([m, n], DType::F32, &device),
+        Kind::Residual => Tensor::full(1.0, [m, n], DType::BF16, &device),
+        Kind::Fast | Kind::Split => Tensor::zeros([1, 1], DType::F32, &device),
     };
     {
         let a = (0..sets).map(|i| bench.pool.fp8([m, k], left, i, &device)).collect::<Result<Vec<_>>>()?;
         let b =
             (0..sets).map(|i| bench.pool.fp8([n, k], E4M3, 50 + i, &device)).collect::<Result<Vec<_>>>()?;
-        let mut dw = (0..sets).map(|_| out()).collect::<std::result::Result<Vec<_>, _>>()?;
-        bench.time("gemm", &format!("{case} fp8"), work, sets, &mut |i| match kind {
-            Kind::Fast => Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::BF16, Accumulation::Fast)?)),
-            Kind::Split => Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::BF16, Accumulation::Split)?)),
-            Kind::Overwrite => {
-                Ok(Box::new(ops::gemm_fp8(&a[i], &b[i], None, DType::F32, Accumulation::Split)?))
-            }
-            Kind::Accumulate => {
-                ops::gemm_fp8_accumulate(&a[i], &b[i], &mut dw[i], "dw", ops::Accumulation::Split)?;
-                Ok(Box::new(()))
-            }
+        let mut outs = (0..sets).map(|_| out()).collect::<std::result::Result<Vec<_>, _>>()?;
+        bench.time("gemm", &format!("{case} fp8"), work, sets, &mut |i| {
+            let (a, b, out) = (&a[i], &b[i], &mut outs[i]);
+            let update = match kind {
+                Kind::Fast => {
+                    return Ok(Box::new(ops::gemm_fp8(a, b, None, DType::BF16, Accumulation::Fast)?));
+                }
+                Kind::Split => {
+                    return Ok(Box::new(ops::gemm_fp8(a, b, None, DType::BF16, Accumulation::Split)?));
+                }
+                Kind::Residual => {
+                    let y = ops::gemm_fp8_add(a, b, out, None, DType::BF16, Accumulation::Fast)?;
+                    return Ok(Box::new(y));
+                }
+                Kind::Accumulate => Update::Add,
+                Kind::Overwrite => Update::Write,
+            };
+            ops::gemm_fp8_into(a, b, out, update, "dw", Accumulation::Split)?;
+            Ok(Box::new(()))
         })?;
     }
     if kind == Kind::Overwrite || (kind == Kind::Split && left == E4M3) {
@@ -91,78 +107,13 @@ fn product(bench: &mut Bench, case: &str, of: Product) -> Result {
     let input = |shape, seed| bench.pool.tensor(shape, DType::BF16, seed, &device);
     let a = (0..sets).map(|i| input([m, k], i)).collect::<Result<Vec<_>>>()?;
     let b = (0..sets).map(|i| input([n, k], 50 + i)).collect::<Result<Vec<_>>>()?;
-    let mut dw = (0..sets).map(|_| out()).collect::<std::result::Result<Vec<_>, _>>()?;
-    bench.time("gemm", &format!("{case} bf16"), work, sets, &mut |i| {
-        if kind == Kind::Accumulate {
-            ops::gemm_accumulate(&a[i], &b[i], Layout::Nt, &mut dw[i], "dw")?;
-            return Ok(Box::new(()));
+    let mut outs = (0..sets).map(|_| out()).collect::<std::result::Result<Vec<_>, _>>()?;
+    bench.time("gemm", &format!("{case} bf16"), work, sets, &mut |i| match kind {
+        Kind::Accumulate => {
+            ops::gemm_accumulate(&a[i], &b[i], Layout::Nt, &mut outs[i], "dw")?;
+            Ok(Box::new(()))
         }
-        Ok(Box::new(ops::gemm(&a[i], &b[i], Layout::Nt, None, DType::BF16)?))
+        Kind::Residual => Ok(Box::new(ops::gemm_add(&a[i], &b[i], Layout::Nt, &outs[i], None, DType::BF16)?)),
+        _ => Ok(Box::new(ops::gemm(&a[i], &b[i], Layout::Nt, None, DType::BF16)?)),
     })
-}
-
-pub(crate) fn attention(bench: &mut Bench) -> Result {
-    let shapes = if bench.dry {
-        vec![(1, 24, 2, 2, 16), (1, 24, 4, 2, 16)]
-    } else {
-        vec![(8, 2048, 32, 32, 128), (2, 8192, 32, 32, 128), (8, 2048, 32, 8, 128)]
-    };
-    for (batch, length, heads, groups, dim) in shapes {
-        let device = bench.device.clone();
-        let input = |heads, seed| bench.pool.tensor([batch, length, heads, dim], DType::BF16, seed, &device);
-        let sets = 2;
-        let all = (0..sets)
-            .map(|i| {
-                let [q, k] = [input(heads, i)?, input(groups, 10 + i)?];
-                let [v, dy] = [input(groups, 20 + i)?, input(heads, 30 + i)?];
-                let (o, saved) = ops::attention(&q, &k, &v, &Sequences::Full, ScoreOptions::default())?;
-                Ok((q, k, v, dy, o, saved))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        // Causal: half of the scores.
-        let flops = 2.0 * (batch * heads * length * length * dim) as f64;
-        let case = format!("b{batch} s{length} h{heads}/{groups} d{dim}");
-        bench.time("attention", &format!("{case} forward"), Work::Flops(flops), sets, &mut |i| {
-            let (q, k, v, ..) = &all[i];
-            Ok(Box::new(ops::attention(q, k, v, &Sequences::Full, ScoreOptions::default())?))
-        })?;
-        bench.time("attention", &format!("{case} backward"), Work::Flops(2.5 * flops), sets, &mut |i| {
-            let (q, k, v, dy, o, saved) = &all[i];
-            let options = ScoreOptions::default();
-            Ok(Box::new(ops::attention_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
-        })?;
-        let codes = |x: &Tensor, encoding: Encoding| -> Result<Fp8Tensor> {
-            let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
-            let slot = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(encoding) };
-            match ops::quantize(x, &slot)? {
-                Operand::Fp8(codes) => Ok(codes),
-                Operand::High(_) => Err("quantize gave high precision".into()),
-            }
-        };
-        let all = all
-            .iter()
-            .map(|(q, k, v, dy, ..)| {
-                let [q, k, v] = [q, k, v].map(|x| codes(x, Encoding::E4M3));
-                let (q, k, v, dy, options) =
-                    (q?, k?, v?, codes(dy, Encoding::E5M2)?, ScoreOptions::default());
-                let (o, saved) = ops::attention_fp8(&q, &k, &v, &Sequences::Full, options, DType::BF16)?;
-                Ok((q, k, v, dy, o, saved))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        bench.time("attention", &format!("{case} FP8 forward"), Work::Flops(flops), sets, &mut |i| {
-            let ((q, k, v, ..), options) = (&all[i], ScoreOptions::default());
-            Ok(Box::new(ops::attention_fp8(q, k, v, &Sequences::Full, options, DType::BF16)?))
-        })?;
-        bench.time(
-            "attention",
-            &format!("{case} FP8 backward"),
-            Work::Flops(2.5 * flops),
-            sets,
-            &mut |i| {
-                let ((q, k, v, dy, o, saved), options) = (&all[i], ScoreOptions::default());
-                Ok(Box::new(ops::attention_fp8_backward(dy, q, k, v, o, saved, &Sequences::Full, options)?))
-            },
-        )?;
-    }
-    Ok(())
 }

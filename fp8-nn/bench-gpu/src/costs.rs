@@ -3,10 +3,12 @@
 //! A Linear's forward pass consists of such calls. The times are those of the clock on the wall over bursts of calls that are
 //! short enough for the queue of the GPU; nothing is waited for within a burst.
 
+use crate::libraries;
 use crate::result::Result;
 use crate::timer::{Bench, Work};
 use cudarc::driver::{result, sys};
-use fp8_nn::fp8_kernels::ops::{self, Layout};
+use fp8_nn::fp8_kernels::fp8_format::Encoding::E4M3;
+use fp8_nn::fp8_kernels::ops::{self, Accumulation, Layout};
 use fp8_nn::fp8_kernels::{Cell, DType, REST, Slot, interop};
 use std::ffi::{CString, c_int, c_void};
 use std::time::Instant;
@@ -64,6 +66,7 @@ pub(crate) fn single_calls(bench: &mut Bench) -> Result {
         // SAFETY: allocated above.
         Ok(unsafe { result::free_async(address, raw) }?)
     })?;
+    descriptors(bench)?;
     products(bench, raw.cast())?;
     parts(bench)
 }
@@ -77,15 +80,16 @@ fn parts(bench: &mut Bench) -> Result {
     );
     let [scale, amax] = [Cell::new(crate::data::SCALE, &device)?, Cell::new(REST, &device)?];
     let rule = &crate::data::RULE;
-    let slot = Slot {
-        amax: Some(&amax),
-        columnwise: true,
-        ..Slot::fixed(fp8_nn::fp8_kernels::Encoding::E4M3, &scale, rule)
-    };
+    let slot = Slot { amax: Some(&amax), columnwise: true, ..Slot::fixed(E4M3, &scale, rule) };
     cost(bench, "ours tensor from kept memory, and its drop", &mut || {
         Ok(interop::unfilled([256, 256], DType::BF16, &device).map(drop)?)
     })?;
     cost(bench, "ours quantize+T", &mut || Ok(ops::quantize(&x, &slot).map(drop)?))?;
+    let [a, b] = [1, 2].map(|seed| bench.pool.fp8([256, 256], E4M3, seed, &device));
+    let (a, b) = (a?, b?);
+    cost(bench, "ours gemm fp8", &mut || {
+        Ok(ops::gemm_fp8(&a, &b, None, DType::BF16, Accumulation::Fast).map(drop)?)
+    })?;
     cost(bench, "ours gemm bf16", &mut || Ok(ops::gemm(&x, &w, Layout::Nt, None, DType::BF16).map(drop)?))
 }
 
@@ -113,34 +117,62 @@ type Matmul = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
+const SIDE: u64 = 256;
+// Numbers of the header `cublasLt.h`.
+const F32: c_int = 0;
+const BF16: c_int = 14;
+const COMPUTE_F32: c_int = 68;
+const TRANSPOSE_A: c_int = 3;
+
+macro_rules! function {
+    ($library:expr, $name:literal, $type:ty) => {{
+        // SAFETY: the type is the one that cuBLAS's documentation gives this function.
+        *unsafe { $library.get::<$type>(concat!($name, "\0").as_bytes()) }?
+    }};
+}
+
+fn ok(call: &str, status: c_int) -> Result {
+    if status == 0 { Ok(()) } else { Err(format!("{call}: status {status}").into()) }
+}
+
+/// Descriptions of a product and of a matrix for cuBLASLt, made and given back.
+fn descriptors(bench: &mut Bench) -> Result {
+    let library = libraries::open(&libraries::CUBLASLT)?;
+    let create_operation = function!(library, "cublasLtMatmulDescCreate", CreateOperation);
+    let destroy_operation = function!(library, "cublasLtMatmulDescDestroy", Destroy);
+    let create_layout = function!(library, "cublasLtMatrixLayoutCreate", CreateLayout);
+    let destroy_layout = function!(library, "cublasLtMatrixLayoutDestroy", Destroy);
+    cost(bench, "call cublasLtMatmulDescCreate + cublasLtMatmulDescDestroy", &mut || {
+        let mut made = std::ptr::null_mut();
+        // SAFETY: the pointer lives through the call.
+        ok("cublasLtMatmulDescCreate", unsafe { create_operation(&mut made, COMPUTE_F32, F32) })?;
+        // SAFETY: created above.
+        ok("cublasLtMatmulDescDestroy", unsafe { destroy_operation(made) })
+    })?;
+    cost(bench, "call cublasLtMatrixLayoutCreate + cublasLtMatrixLayoutDestroy", &mut || {
+        let mut made = std::ptr::null_mut();
+        // SAFETY: the pointer lives through the call.
+        ok("cublasLtMatrixLayoutCreate", unsafe {
+            create_layout(&mut made, BF16, SIDE, SIDE, SIDE.cast_signed())
+        })?;
+        // SAFETY: created above.
+        ok("cublasLtMatrixLayoutDestroy", unsafe { destroy_layout(made) })
+    })
+}
+
 /// cuBLASLt's calls by themselves: an attribute of a descriptor, and a product whose kernel the library looks up in its own
 /// cache.
 fn products(bench: &mut Bench, stream: *mut c_void) -> Result {
-    const SIDE: u64 = 256;
-    // Numbers of the header `cublasLt.h`.
-    const F32: c_int = 0;
-    const BF16: c_int = 14;
-    const COMPUTE_F32: c_int = 68;
-    const TRANSPOSE_A: c_int = 3;
     let device = bench.device.clone();
-    let library = cublaslt()?;
-    macro_rules! function {
-        ($name:literal, $type:ty) => {{
-            // SAFETY: the type is the one that cuBLAS's documentation gives this function.
-            *unsafe { library.get::<$type>(concat!($name, "\0").as_bytes()) }?
-        }};
-    }
-    let create = function!("cublasLtCreate", Create);
-    let destroy = function!("cublasLtDestroy", Destroy);
-    let create_operation = function!("cublasLtMatmulDescCreate", CreateOperation);
-    let set = function!("cublasLtMatmulDescSetAttribute", SetOperation);
-    let destroy_operation = function!("cublasLtMatmulDescDestroy", Destroy);
-    let create_layout = function!("cublasLtMatrixLayoutCreate", CreateLayout);
-    let destroy_layout = function!("cublasLtMatrixLayoutDestroy", Destroy);
-    let matmul = function!("cublasLtMatmul", Matmul);
-    let ok = |call: &str, status: c_int| -> Result {
-        if status == 0 { Ok(()) } else { Err(format!("{call}: status {status}").into()) }
-    };
+    let library = libraries::open(&libraries::CUBLASLT)?;
+    let create = function!(library, "cublasLtCreate", Create);
+    let destroy = function!(library, "cublasLtDestroy", Destroy);
+    let create_operation = function!(library, "cublasLtMatmulDescCreate", CreateOperation);
+    let set = function!(library, "cublasLtMatmulDescSetAttribute", SetOperation);
+    let destroy_operation = function!(library, "cublasLtMatmulDescDestroy", Destroy);
+    let create_layout = function!(library, "cublasLtMatrixLayoutCreate", CreateLayout);
+    let destroy_layout = function!(library, "cublasLtMatrixLayoutDestroy", Destroy);
+    let matmul = function!(library, "cublasLtMatmul", Matmul);
     let [mut handle, mut operation, mut layout] = [std::ptr::null_mut(); 3];
     // SAFETY: the pointer lives through the call.
     ok("cublasLtCreate", unsafe { create(&mut handle) })?;
@@ -196,20 +228,4 @@ fn products(bench: &mut Bench, stream: *mut c_void) -> Result {
         destroy(handle)
     }];
     bare
-}
-
-/// Looks where `run.sh` says, and then where the system does.
-fn cublaslt() -> Result<libloading::Library> {
-    let folders = std::env::var_os("FP8_CUDA_LIB_DIR").unwrap_or_default();
-    let names = ["libcublasLt.so.13", "libcublasLt.so.12"];
-    let in_folders = std::env::split_paths(&folders)
-        .flat_map(|folder| names.map(|name| folder.join(name)))
-        .filter(|path| path.is_file());
-    for path in in_folders.chain(names.map(Into::into)) {
-        // SAFETY: this is NVIDIA's library or the simulated one, which this process has loaded before.
-        if let Ok(library) = unsafe { libloading::Library::new(&path) } {
-            return Ok(library);
-        }
-    }
-    Err(format!("no {} in FP8_CUDA_LIB_DIR or where the system looks", names.join(" and no ")).into())
 }

@@ -6,10 +6,12 @@
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 
+mod attention;
 mod compute;
 mod costs;
 mod data;
 mod layers;
+mod libraries;
 mod memory;
 mod passes;
 mod report;
@@ -45,6 +47,9 @@ struct Options {
     /// Print which GPU there is
     #[arg(long)]
     describe: bool,
+    /// Print which version of cuDNN attention uses; fails where there is none
+    #[arg(long)]
+    cudnn: bool,
     /// Print a table of the rows in these files, with pass marks, and measure nothing
     #[arg(long, value_name = "FILE", num_args = 1..)]
     report: Vec<PathBuf>,
@@ -94,6 +99,10 @@ fn run(options: &Options) -> Result<bool> {
         println!("{}{}", device.description(), if device.is_simulated() { " (simulated)" } else { "" });
         return Ok(true);
     }
+    if options.cudnn {
+        println!("{}", libraries::cudnn()?);
+        return Ok(true);
+    }
     // Opening a device finds the driver, or says why there is none; its context is then the stream's.
     let found = Device::cuda(0)?;
     if found.is_simulated() && !options.dry_run {
@@ -121,12 +130,17 @@ fn run(options: &Options) -> Result<bool> {
             Section::Scales => memory::scales(&mut bench),
             Section::Adamw => memory::adamw(&mut bench),
             Section::Gemm => compute::gemms(&mut bench),
-            Section::Attention => compute::attention(&mut bench),
+            Section::Attention => attention::attention(&mut bench),
             Section::Host => layers::host(&mut bench).and_then(|()| costs::single_calls(&mut bench)),
             Section::Layer => layers::layer(&mut bench),
         };
         if let Err(error) = done {
             bench.fail(&format!("{section:?}"), &error.to_string());
+        }
+    }
+    if run == Run::Dry && bench.device.is_simulated() {
+        for kernel in libraries::launched()? {
+            println!("launched {kernel}");
         }
     }
     let what = if run == Run::Timed { "measured" } else { "ran" };

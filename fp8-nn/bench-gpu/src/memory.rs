@@ -10,14 +10,23 @@ use fp8_nn::fp8_kernels::ops::{
 use fp8_nn::fp8_kernels::{Arena, ArenaOptions, Cell, DType, REST, Slot, Tensor};
 
 pub(crate) fn kernels(bench: &mut Bench) -> Result {
-    let shapes = if bench.dry { vec![[64, 48]] } else { vec![[8192, 8192], [16384, 4096], [2048, 2048]] };
+    let shapes = if bench.dry { vec![[128, 64]] } else { vec![[8192, 8192], [16384, 4096], [2048, 2048]] };
     for shape in shapes {
         quantizing(bench, shape)?;
         activations(bench, shape)?;
         norms(bench, shape)?;
         codes(bench, shape)?;
     }
-    Ok(())
+    older(bench)
+}
+
+/// The kernels that take everything, beside those for whole tiles and common options, in about the same size: a shape that
+/// has no whole tiles, and a γ around one.
+fn older(bench: &mut Bench) -> Result {
+    let (ragged, shape) = if bench.dry { ([61, 40], [128, 64]) } else { ([16376, 4088], [16384, 4096]) };
+    quantizing(bench, ragged)?;
+    activations(bench, ragged)?;
+    norms_with(bench, shape, NormOptions { zero_centered_gamma: true, ..NormOptions::default() })
 }
 
 /// `sets` tensors of a shape.
@@ -80,6 +89,10 @@ fn activations(bench: &mut Bench, shape: [usize; 2]) -> Result {
 }
 
 fn norms(bench: &mut Bench, shape: [usize; 2]) -> Result {
+    norms_with(bench, shape, NormOptions::default())
+}
+
+fn norms_with(bench: &mut Bench, shape: [usize; 2], layer: NormOptions) -> Result {
     let n = (shape[0] * shape[1]) as f64;
     let cells = cells(bench)?;
     let [one, both] = slots(&cells);
@@ -88,18 +101,20 @@ fn norms(bench: &mut Bench, shape: [usize; 2]) -> Result {
     let dy = inputs(bench, sets, shape, DType::BF16, 50)?;
     let gamma = bench.pool.tensor([shape[1]], DType::F32, 9, &bench.device)?;
     let beta = bench.pool.tensor([shape[1]], DType::F32, 10, &bench.device)?;
-    let layer = NormOptions::default();
     let rms = NormOptions { normalization: Norm::RmsNorm, ..layer };
     let stats = x
         .iter()
         .map(|x| Ok(ops::norm(x, &gamma, Some(&beta), &layer, &one)?.1))
         .collect::<Result<Vec<_>>>()?;
+    let around = if layer.zero_centered_gamma { ", γ around one" } else { "" };
     let mut case = |what, bytes: f64, run: &dyn Fn(usize) -> Result<crate::timer::Kept>| {
-        bench.time("memory", &name(what, shape), Work::Bytes(bytes * n), sets, &mut |set| run(set))
+        let name = format!("{}{around}", name(what, shape));
+        bench.time("memory", &name, Work::Bytes(bytes * n), sets, &mut |set| run(set))
     };
     case("layernorm+cast", 3.0, &|i| Ok(Box::new(ops::norm(&x[i], &gamma, Some(&beta), &layer, &one)?)))?;
     case("layernorm+cast+T", 4.0, &|i| Ok(Box::new(ops::norm(&x[i], &gamma, Some(&beta), &layer, &both)?)))?;
     case("rmsnorm+cast", 3.0, &|i| Ok(Box::new(ops::norm(&x[i], &gamma, None, &rms, &one)?)))?;
+    case("rmsnorm+cast+T", 4.0, &|i| Ok(Box::new(ops::norm(&x[i], &gamma, None, &rms, &both)?)))?;
     case("layernorm backward", 6.0, &|i| {
         Ok(Box::new(ops::norm_backward(&dy[i], &x[i], &gamma, &stats[i], &layer)?))
     })?;

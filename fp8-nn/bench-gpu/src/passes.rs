@@ -90,7 +90,12 @@ fn splits(bench: &mut Bench) -> Result {
 
 /// The weights of a layer of width 4096 in one launch.
 fn many_casts(bench: &mut Bench) -> Result {
-    let [count, rows, cols] = if bench.dry { [3, 48, 32] } else { [12, 4096, 4096] };
+    let sizes = if bench.dry { [[3, 128, 64], [3, 48, 40]] } else { [[12, 4096, 4096], [12, 4088, 4088]] };
+    // Whole tiles, and what has none.
+    sizes.into_iter().try_for_each(|size| many_casts_of(bench, size))
+}
+
+fn many_casts_of(bench: &mut Bench, [count, rows, cols]: [usize; 3]) -> Result {
     let weights = inputs(bench, count, [rows, cols], 1)?;
     let cells = (0..count)
         .map(|_| Ok([Cell::new(SCALE, &bench.device)?, Cell::new(REST, &bench.device)?]))

@@ -8,7 +8,7 @@ use crate::data::Pool;
 use crate::result::Result;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
-use fp8_nn::fp8_kernels::{Device, Graph};
+use fp8_nn::fp8_kernels::{Device, Graph, interop};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::io::Write;
@@ -134,6 +134,24 @@ impl Bench {
 
     pub(crate) fn failures(&self) -> usize {
         self.failures
+    }
+
+    /// Runs `cases` on another opening of the device, with `suffix` behind the name under which rows go.
+    pub(crate) fn on(
+        &mut self,
+        device: &Device,
+        suffix: &str,
+        cases: &mut dyn FnMut(&mut Self) -> Result,
+    ) -> Result {
+        let by = format!("{}{suffix}", self.by);
+        let before = (
+            std::mem::replace(&mut self.stream, interop::stream(device)?.clone()),
+            std::mem::replace(&mut self.device, device.clone()),
+            std::mem::replace(&mut self.by, by),
+        );
+        let done = cases(self);
+        (self.stream, self.device, self.by) = before;
+        done
     }
 
     /// Returns the number of buffer sets for a case whose launches move `bytes` bytes each.

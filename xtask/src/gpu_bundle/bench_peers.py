@@ -33,7 +33,7 @@ DRY = "dry run"
 
 
 def memory_shapes(dry):
-    return [(64, 48)] if dry else [(8192, 8192), (16384, 4096), (2048, 2048)]
+    return [(128, 64)] if dry else [(8192, 8192), (16384, 4096), (2048, 2048)]
 
 
 def scale_shapes(dry):
@@ -431,7 +431,7 @@ def attention(bench):
     shapes = [(8, 2048, 32, 32, 128), (2, 8192, 32, 32, 128), (8, 2048, 32, 8, 128)]
     backends = [("torch cuDNN", SDPBackend.CUDNN_ATTENTION), ("torch flash", SDPBackend.FLASH_ATTENTION)]
     if bench.dry:
-        shapes, backends = [(1, 24, 2, 2, 16), (1, 24, 4, 2, 16)], [("torch", SDPBackend.MATH)]
+        shapes, backends = [(1, 24, 2, 2, 128), (1, 24, 4, 2, 16)], [("torch", SDPBackend.MATH)]
     for batch, length, heads, groups, dim in shapes:
         case = f"b{batch} s{length} h{heads}/{groups} d{dim}"
         flops = 2.0 * batch * heads * length * length * dim

@@ -3,14 +3,16 @@
 //! | in the folder | what |
 //! |---|---|
 //! | `run.sh`, `README.txt` | runs the suites, says how |
-//! | `bin/*.gz` | programs, and the simulated device for `--simulate` |
+//! | `bin.tar.xz` | programs, and the simulated device for `--simulate` |
 //! | `tests/golden/` | reference data |
 //! | `bench_peers.py` | the same measurements of other libraries |
 //! | `bench_te_core.py`, `te_core*.py` | and of Transformer Engine's core library by itself |
 //! | `MANIFEST` | every file's size and name |
 //!
-//! All programs come from one build with one profile, which strips symbols. Each has the PTX of all kernels in it, text
-//! that compresses well: they travel compressed, `run.sh` unpacks them beside its results. The folder has a limit.
+//! Libraries that the machine lacks can be put beside it in `carried/`; `cut_library.py` makes one small enough.
+//!
+//! All programs come from one build with one profile, which strips symbols, and have much in common: they travel in one
+//! compressed archive, `run.sh` unpacks them beside its results. The folder has a limit.
 
 pub(crate) mod peers;
 
@@ -24,18 +26,19 @@ use xshell::cmd;
 use crate::artifact::{self, Built};
 use crate::workspace::{self, Result, Workspace, root, shell};
 
-/// The largest size of the folder, in bytes.
-const LIMIT: u64 = 48 << 20;
+/// The largest size of the folder, in bytes. Some machines take 64 MiB at a time, and half of that may be libraries.
+const LIMIT: u64 = 32 << 20;
 const PROFILE: &str = "bundle";
 /// The name of the file that lists the contents of the folder.
 const MANIFEST: &str = "MANIFEST";
-const TEXTS: [(&str, &str); 6] = [
+const TEXTS: [(&str, &str); 7] = [
     ("run.sh", include_str!("run.sh")),
     ("README.txt", include_str!("README.txt")),
     ("bench_peers.py", include_str!("bench_peers.py")),
     ("bench_te_core.py", include_str!("bench_te_core.py")),
     ("te_core.py", include_str!("te_core.py")),
     ("te_core_cases.py", include_str!("te_core_cases.py")),
+    ("te_core_check.py", include_str!("te_core_check.py")),
 ];
 
 /// A target of the workspace that travels.
@@ -109,12 +112,8 @@ pub(crate) fn run(options: &GpuBundle) -> Result<ExitCode> {
     clear(&out)?;
     let built = build(&sh)?;
 
-    let bin = out.join("bin");
-    fs::create_dir_all(&bin)?;
-    for program in PROGRAMS {
-        let file = find(&built, program)?;
-        compress(file, &bin.join(format!("{}.gz", program.name)))?;
-    }
+    fs::create_dir_all(&out)?;
+    pack(&built, &out.join("bin.tar.xz"))?;
     for (package, name) in GOLDEN {
         copy_all(
             &root().join(package).join("tests/golden").join(name),
@@ -160,17 +159,27 @@ fn find<'a>(built: &'a [Built], program: &Program) -> Result<&'a Path> {
     })
 }
 
-/// By gzip, which every Linux has.
-fn compress(from: &Path, to: &Path) -> Result {
-    // `-n`: equal programs give equal files.
-    let mut gzip = Command::new("gzip");
-    let status = gzip.args(["-9", "-n", "-c"]).arg(from).stdout(File::create(to)?).status();
-    let status = status.map_err(|error| format!("gpu-bundle: gzip: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("gpu-bundle: gzip {}: {status}", from.display()).into())
+/// One archive of all programs. What they have in common, such as the PTX of the kernels, is in it once: `xz` finds it where
+/// its window is as large as all of them.
+fn pack(built: &[Built], to: &Path) -> Result {
+    let folder = tempfile::tempdir()?;
+    let (programs, archive) = (folder.path().join("bin"), folder.path().join("bin.tar"));
+    fs::create_dir(&programs)?;
+    for program in PROGRAMS {
+        fs::copy(find(built, program)?, programs.join(program.name))?;
     }
+    let mut tar = Command::new("tar");
+    // Equal programs give equal files.
+    tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
+    succeed(tar.arg("-cf").arg(&archive).arg("-C").arg(&programs).arg("."))?;
+    let mut xz = Command::new("xz");
+    succeed(xz.args(["-c", "--lzma2=preset=6,dict=192MiB"]).arg(&archive).stdout(File::create(to)?))
+}
+
+fn succeed(command: &mut Command) -> Result {
+    let name = command.get_program().display().to_string();
+    let status = command.status().map_err(|error| format!("gpu-bundle: {name}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("gpu-bundle: {name}: {status}").into()) }
 }
 
 /// Removes an older bundle; a folder with anything else in it is left alone.
@@ -332,6 +341,16 @@ mod tests {
         }
     }
 
+    /// Both on a machine with a GPU, where they are in several folders, and on the simulated GPU.
+    #[test]
+    fn the_script_looks_for_every_library_of_the_simulated_gpu() {
+        let (_, script) = TEXTS[0];
+        for name in crate::sim::NAMES {
+            let lists = script.lines().filter(|line| line.trim_start().starts_with("for name in lib"));
+            assert_eq!(lists.filter(|line| line.contains(name)).count(), 2, "{name}");
+        }
+    }
+
     /// The words of a variable of the script.
     fn words(name: &str) -> Vec<&'static str> {
         let (_, script) = TEXTS[0];
@@ -347,6 +366,7 @@ mod tests {
             .iter()
             .map(|file| fs::read_to_string(file).unwrap())
             .collect();
+        assert_eq!(words("WORST").len(), 5);
         for kernel in words("WORST") {
             let entry = format!(".entry {kernel}(");
             assert!(texts.iter().any(|text| text.contains(&entry)), "{kernel} is no kernel");

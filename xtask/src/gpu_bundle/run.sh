@@ -4,13 +4,13 @@ set -u
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}" LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 
-readonly ALL="smoke conformance stress recipe layers nccl training benchmarks peers te"
+readonly ALL="smoke conformance stress recipe layers cudnn nccl training benchmarks peers te"
 # Parts of the benchmarks, in which ours and others are measured right after each other.
 readonly PARTS="kernels profile rivals products"
 # What to run where each command has ten minutes: three calls, with the same --out.
 readonly CALL_1="smoke conformance layers recipe nccl kernels profile"
-readonly CALL_2="rivals te"
-readonly CALL_3="products"
+readonly CALL_2="cudnn rivals"
+readonly CALL_3="products te"
 # What matters most comes first, for time may run out.
 readonly SECTIONS="gemm layer memory blocks passes attention scales adamw host"
 # Those that bench_peers.py has, too.
@@ -39,6 +39,7 @@ same DIR found stays in there, until its suite runs again. The exit code is 0 if
   --simulate   use the simulated GPU that is in this folder: small sizes, nothing timed
   --list       list the suites
 
+Libraries in carried/, compressed by xz, are used before the machine's.
 FP8_CUDA_LIB_DIR names folders with NVIDIA's libraries that are looked at before all others,
 PYTHON the interpreter that has torch [default: python3].
 END
@@ -51,6 +52,7 @@ conformance  every operation against the CPU
 stress       sizes that only a real device does in reasonable time
 recipe       scaling state, scopes, histories
 layers       layers, models, optimizer, checkpoints, recorded steps
+cudnn        attention and layers by cuDNN, where it is installed in version 9.19 or newer
 nccl         groups of GPUs
 training     a GPT in high precision and in FP8, eager and as a graph
 benchmarks   times and throughput
@@ -135,11 +137,29 @@ mkdir -p "$out/logs" "$out/bin" && out=$(cd "$out" && pwd) || die "cannot write 
 # ---- programs -----------------------------------------------------------------------------------------------------
 
 bin=$out/bin
-for packed in "$here"/bin/*.gz; do
-    name=${packed##*/} name=${name%.gz}
-    gzip -dc "$packed" >"$bin/$name.tmp" && chmod 755 "$bin/$name.tmp" && mv -f "$bin/$name.tmp" "$bin/$name" ||
-        die "cannot unpack $packed to $bin"
+unxz() {
+    if command -v xz >/dev/null 2>&1; then
+        xz -dc "$1"
+    else
+        "${PYTHON:-python3}" -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$1"
+    fi
+}
+(
+    set -o pipefail
+    unxz "$here/bin.tar.xz" | tar -xf - --no-same-owner -C "$bin"
+) || die "cannot unpack $here/bin.tar.xz to $bin"
+
+# Libraries that somebody put beside this script, because the machine has none or older ones.
+carried=$out/carried
+for packed in "$here"/carried/*.xz; do
+    [ -e "$packed" ] || continue
+    name=${packed##*/} name=${name%.xz}
+    mkdir -p "$carried" && unxz "$packed" >"$carried/$name.tmp" && mv -f "$carried/$name.tmp" "$carried/$name" ||
+        die "cannot unpack $packed to $carried"
 done
+if [ -e "$carried/libtransformer_engine.so" ]; then
+    export FP8_TE_LIBRARY=${FP8_TE_LIBRARY:-$carried/libtransformer_engine.so}
+fi
 
 # ---- NVIDIA's libraries -------------------------------------------------------------------------------------------
 
@@ -163,10 +183,10 @@ print("\n".join([p for p in sys.path if p] + site.getsitepackages() + [site.getu
 # The first folder that has each library, in FP8_CUDA_LIB_DIR; what was found, in $libraries.
 find_libraries() {
     local all name folder found
-    all=$(printf '%s\n' "${FP8_CUDA_LIB_DIR:-}" | tr ':' '\n'; folders)
+    all=$(printf '%s\n' "${FP8_CUDA_LIB_DIR:-}" | tr ':' '\n'; echo "$carried"; folders)
     libraries=
     local path=${FP8_CUDA_LIB_DIR:-}
-    for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2 libnvrtc.so.12 libcublasLt.so.12; do
+    for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libcudnn.so.9 libnccl.so.2 libnvrtc.so.12 libcublasLt.so.12; do
         found=$(while read -r folder; do
             [ -n "$folder" ] && [ -e "$folder/$name" ] && echo "$folder" && break
         done <<<"$all")
@@ -180,10 +200,10 @@ find_libraries() {
 use_simulator() {
     local folder=$out/simulated name
     mkdir -p "$folder" || exit 1
-    for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2; do
+    for name in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libcudnn.so.9 libnccl.so.2; do
         ln -sfn "$bin/libfp8_cuda_sim.so" "$folder/$name" || exit 1
     done
-    export FP8_CUDA_LIB_DIR=$folder
+    export FP8_CUDA_LIB_DIR=$folder FP8_SIM_CUDNN=${FP8_SIM_CUDNN:-92801}
     libraries="all of them: $bin/libfp8_cuda_sim.so"$'\n'
 }
 
@@ -300,8 +320,13 @@ timed() {
 # step NAME KIND COMMAND...: runs it in what is left of the suite's time, and in $cap seconds at most. KIND `tests` has to
 # report at least one passed test, `program` has to end well.
 step() {
-    local name=$1 kind=$2 log start left status remark counts seconds
+    local name=$1 kind=$2 log start left status remark counts seconds paths=()
     shift 2
+    # NVIDIA's libraries open each other by name. Python's packages know where their own are.
+    case "$*" in
+    *bench_peers.py* | *bench_te_core.py*) ;;
+    *) paths=(env "LD_LIBRARY_PATH=$FP8_CUDA_LIB_DIR${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}") ;;
+    esac
     log=$out/logs/$suite-${name//[^A-Za-z0-9]/_}.log
     left=$((LIMIT - (SECONDS - suite_start)))
     if [ $left -lt 5 ]; then
@@ -320,7 +345,7 @@ step() {
     echo "-- $suite: $name: $*"
     [ -z "$with_clocks" ] || watch_clocks
     start=$SECONDS
-    timeout -k 5 "$left" "$@" 2>&1 </dev/null | tee "$log"
+    timeout -k 5 "$left" "${paths[@]}" "$@" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}
     [ -z "$with_clocks" ] || unwatch_clocks
     seconds=$((SECONDS - start))
@@ -376,10 +401,10 @@ conformance() { # its filter
     unset FP8_CONFORMANCE_BACKEND
 }
 
-# tests PROGRAM: a suite that keeps one device for all its tests, which are not made to take turns.
+# tests PROGRAM [FILTER]: a suite that keeps one device for all its tests, which are not made to take turns.
 tests() {
     export FP8_TEST_DEVICE=cuda
-    names "$bin/$1" >"$out/logs/$suite.txt"
+    names "$bin/$1" ${2:+"$2"} >"$out/logs/$suite.txt"
     alone "each by itself" "$bin/$1" "$out/logs/$suite.txt"
     unset FP8_TEST_DEVICE
 }
@@ -420,7 +445,7 @@ suite_smoke() {
     conformance cuda::gemm_fp8
 }
 
-suite_conformance() { conformance cuda; }
+suite_conformance() { conformance cuda::; }
 
 suite_stress() {
     export FP8_CONFORMANCE_STRESS=1
@@ -435,7 +460,28 @@ suite_stress() {
 
 suite_recipe() { tests recipe; } # bin/recipe
 
-suite_layers() { tests layers; } # bin/layers
+# By this library's kernels; the suite cudnn has the others.
+suite_layers() { # bin/layers
+    export FP8_CUDNN=0
+    tests layers
+    unset FP8_CUDNN
+}
+
+suite_cudnn() {
+    local reason
+    if ! reason=$("$bin/gpu_bench" --cudnn 2>&1); then
+        skip all "${reason#error: }"
+        return
+    fi
+    step version program "$bin/gpu_bench" --cudnn
+    # It plans each kind of call for about a second.
+    cap=$SECTION_LIMIT
+    conformance cuda-dnn::
+    cap=$LIMIT
+    export FP8_CUDNN=1
+    tests layers attention
+    unset FP8_CUDNN
+}
 
 # Its other tests steer the simulated device, wherever they run.
 suite_nccl() {
@@ -503,12 +549,13 @@ suite_kernels() {
     done
 }
 
-# The kernels that were furthest from what limits them.
-readonly WORST="quantize_tiles activation_backward norm_held_block attention_bf16_128 attention_backward_kv_bf16_128"
+# The kernels of this library that take most of a layer's time by the estimates of cargo xtask sass, attention by cuDNN or not.
+readonly WORST="attention_backward_kv_bf16_128 attention_backward_q_bf16_128 activation_backward_codes_gelu_e4m3 activation_codes_gelu_e4m3 quantize_tiles_bf16_e4m3_sums"
 
 suite_profile() {
     local ncu kernel section name
     # It is there with the toolkit, often outside of PATH.
+    export FP8_CUDNN=0
     ncu=$(command -v ncu || ls -d /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu 2>/dev/null | tail -n 1)
     for kernel in $WORST; do
         case $kernel in attention*) section=attention ;; *) section=memory ;; esac
@@ -516,6 +563,7 @@ suite_profile() {
         if [ $simulate = yes ]; then
             # What it would profile runs.
             step "$name" program "$bin/gpu_bench" --section $section --dry-run
+            demand "$name" "launched $kernel\$"
         elif [ -z "$ncu" ]; then
             skip "$name" "ncu is not installed"
         else
@@ -525,8 +573,10 @@ suite_profile() {
                 --section InstructionStats --section LaunchStats --page details \
                 "$bin/gpu_bench" --section $section --once
             cap=$LIMIT
+            demand "$name" " *$kernel "
         fi
     done
+    unset FP8_CUDNN
 }
 
 # Ours before and after the others: clocks that have fallen meanwhile show.
@@ -536,6 +586,10 @@ suite_rivals() {
     for section in attention layer; do
         ours ours-rivals.jsonl "$section" $section
     done
+    if [ $simulate = yes ]; then
+        dry_peers attention layer
+        return
+    fi
     has_torch "$python" || return
     for section in attention layer; do
         timed $SECTION_LIMIT "$section, others" "$python" "$here/bench_peers.py" --section $section --compiled no \
@@ -561,17 +615,29 @@ suite_products() {
 
 # has_torch PYTHON: or all is skipped.
 has_torch() {
-    if [ $simulate = yes ]; then
-        skip all "a simulated GPU has no speed"
-        return 1
-    fi
     "$1" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null && return
     skip all "$1 has no torch that sees a GPU"
     return 1
 }
 
+# dry_peers SECTION...: what would be measured runs on the CPU, in a small size, where torch is.
+dry_peers() {
+    local section python=${PYTHON:-python3}
+    if ! "$python" -c 'import torch' 2>/dev/null; then
+        skip "others" "$python has no torch"
+        return
+    fi
+    for section in "$@"; do
+        step "$section, others" program "$python" -B "$here/bench_peers.py" --dry-run --section "$section" --compiled no
+    done
+}
+
 suite_peers() {
     local section python=${PYTHON:-python3}
+    if [ $simulate = yes ]; then
+        dry_peers $PEERS
+        return
+    fi
     has_torch "$python" || return
     rm -f "$out/peers.jsonl"
     for section in $PEERS; do
@@ -586,6 +652,14 @@ suite_peers() {
 
 suite_te() {
     local section python=${PYTHON:-python3} found
+    if [ $simulate = yes ]; then
+        if command -v "$python" >/dev/null 2>&1; then
+            step calls program "$python" -B "$here/te_core_check.py"
+        else
+            skip all "$python is not installed"
+        fi
+        return
+    fi
     has_torch "$python" || return
     rm -f "$out/te.jsonl"
     if ! found=$("$python" "$here/bench_te_core.py" --find 2>&1); then
@@ -613,6 +687,8 @@ fi
 case $simulate$device in
 no*simulated*) die "FP8_CUDA_LIB_DIR leads to the simulated GPU; unset it, or name --simulate" ;;
 esac
+dnn=$("$bin/gpu_bench" --cudnn 2>&1) || dnn="attention without cuDNN: ${dnn#error: }"
+libraries=$libraries$dnn$'\n'
 gpu=$(command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi \
     --query-gpu=name,driver_version,compute_cap,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
     --format=csv 2>&1) || gpu="nvidia-smi: not there, or no answer"
