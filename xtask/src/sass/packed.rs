@@ -69,13 +69,20 @@ pub(super) fn arithmetic(thread: &mut Thread<'_>, instruction: &Instruction) -> 
             [a[0] * b[0] + c[0], a[1] * b[1] + c[1]]
         }
         _ => {
+            // `VHMNMX` may have a third pair.
+            let third = match operands.rest() {
+                [_, _, ..] => Some(lanes.read(thread, &mut operands)?),
+                _ => None,
+            };
             let takes_least = thread.is(operands.predicate()?);
             let propagates = instruction.has("NAN");
-            each(&|a, b| match (a.is_nan(), b.is_nan()) {
+            let extreme = |a: f32, b: f32| match (a.is_nan(), b.is_nan()) {
                 (true, _) | (_, true) if propagates => f32::NAN,
                 _ if takes_least => a.min(b),
                 _ => a.max(b),
-            })
+            };
+            let [low, high] = each(&extreme);
+            third.map_or([low, high], |[c, d]| [extreme(low, c), extreme(high, d)])
         }
     };
     thread.set(target, lanes.join(result));
