@@ -6,9 +6,10 @@
 //! those of [`sigmoid`] within 2.5 (`cargo xtask exhaustive --math` checks all of them). The coefficients are minimax fits
 //! rounded to f32, computed by Lawson's iteration on Chebyshev nodes.
 //!
-//! A GPU has no fast division that rounds correctly. Kernels compute the division of [`sigmoid`] by two Newton steps from an
-//! approximate reciprocal, the first of them rounded up. The steps end at the correctly rounded quotient from every start
-//! within 4 ulp (`newton_steps_end_at_the_quotient` tries all mantissas), so the bits do not depend on the approximation.
+//! A GPU has no fast division that rounds correctly. Where the quotient of [`sigmoid`] is a normal number, kernels compute it
+//! by two Newton steps from an approximate reciprocal, the first of them rounded up. The steps end at the correctly rounded
+//! quotient from every start within 4 ulp (`newton_steps_end_at_the_quotient` tries all mantissas), so the bits do not depend
+//! on the approximation. There e⁻ˣ also needs one power of two instead of two (`one_power_of_two_has_the_same_bits`).
 
 use crate::backend::cpu::dispatch::{Kernel, vectorized};
 
@@ -69,49 +70,15 @@ pub fn tanh(x: f32) -> f32 {
     (if a < 0.625 { small } else { large }).copysign(x)
 }
 
-/// The argument beyond which [`sigmoid`] is exactly 0 or 1.
-pub(crate) const SIGMOID_TAIL: f32 = 88.0;
-/// The largest divisor of [`sigmoid`] whose reciprocal is a normal number.
-const LARGEST_DIVISOR: f32 = f32::from_bits(0x7E80_0000);
-
-/// Returns the logistic function of x, σ(x) = `1 / (1 + e⁻ˣ)`. A result below 2⁻¹²⁶ is 0.
+/// Returns the logistic function of x, σ(x) = `1 / (1 + e⁻ˣ)`. A result below 2⁻¹²⁸ is 0.
 ///
 /// ```
 /// assert_eq!(fp8_kernels::math::sigmoid(0.0), 0.5);
-/// assert_eq!(fp8_kernels::math::sigmoid(-88.0), 0.0);
+/// assert_eq!(fp8_kernels::math::sigmoid(-89.0), 0.0);
 /// ```
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
-    bounded_sigmoid(clamp(x, SIGMOID_TAIL))
-}
-
-/// Clamps x to ±limit. NaN stays.
-#[inline(always)]
-pub(crate) fn clamp(x: f32, limit: f32) -> f32 {
-    let x = if x < -limit { -limit } else { x };
-    if x > limit { limit } else { x }
-}
-
-/// Returns [`sigmoid`] of x, which is at most [`SIGMOID_TAIL`] in magnitude, or NaN.
-///
-/// e⁻ˣ is then a polynomial times one power of two, which is normal or rounds to nothing beside the 1.
-#[inline(always)]
-pub(crate) fn bounded_sigmoid(x: f32) -> f32 {
-    let shifted = x.mul_add(-std::f32::consts::LOG2_E, ROUND);
-    let k = shifted - ROUND;
-    let r = k.mul_add(-LN2_HIGH, -x);
-    let r = k.mul_add(-LN2_LOW, r);
-    let p = 0.001_381_449_9_f32;
-    let p = p.mul_add(r, 0.008_368_765);
-    let p = p.mul_add(r, 0.041_668_393);
-    let p = p.mul_add(r, 0.166_665_2);
-    let p = p.mul_add(r, 0.499_999_94);
-    let p = p.mul_add(r, 1.0);
-    let p = p.mul_add(r, 1.0);
-    // 2ᵏ for −126 ≤ k ≤ 127, and 0 for −127.
-    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
-    let divisor = p.mul_add(power, 1.0);
-    if divisor > LARGEST_DIVISOR { 0.0 } else { 1.0 / divisor }
+    1.0 / (1.0 + exp(-x))
 }
 
 /// Writes [`exp`] of every element of `x` to `out`, with vector instructions if the CPU has FMA. The bits are those of `exp`.
@@ -213,24 +180,58 @@ mod tests {
                 assert!(got.is_nan());
                 continue;
             }
-            let want = (1.0 / (1.0 + (-f64::from(x)).exp())) as f32;
-            let want = if want < f32::MIN_POSITIVE { 0.0 } else { want };
+            let want = 1.0 / (1.0 + (-f64::from(x)).exp());
+            let want = if want < 2f64.powi(-128) { 0.0 } else { want as f32 };
             assert!(ulps(got, want) <= 3, "sigmoid({x:e}) = {got:e}, not {want:e}");
         }
     }
 
-    /// A start near the limit could be a subnormal number on one device and a normal one on another.
-    #[test]
-    fn no_divisor_is_within_16_ulp_of_the_largest_whose_reciprocal_is_normal() {
-        let divisor = |x: f32| 1.0 + f64::from(-x).exp();
-        let (first, last) = (87.33f32.to_bits(), 87.34f32.to_bits());
-        let margin = 16.0 * f64::from(f32::EPSILON);
-        for x in (first..=last).map(|bits| -f32::from_bits(bits)) {
-            let ratio = divisor(x) / f64::from(LARGEST_DIVISOR);
-            assert!((ratio - 1.0).abs() > margin, "{x}: {ratio}");
-            assert_eq!(sigmoid(x) == 0.0, ratio > 1.0, "{x}: {ratio}");
+    /// The sigmoid of the kernels' `sigmoid_near`, but for the way in which it divides.
+    #[inline(always)]
+    fn sigmoid_near(x: f32) -> f32 {
+        let shifted = x * -std::f32::consts::LOG2_E + ROUND;
+        let k = shifted - ROUND;
+        let r = k.mul_add(-LN2_HIGH, -x);
+        let r = k.mul_add(-LN2_LOW, r);
+        let p = 0.000_199_184_48_f32;
+        let p = p.mul_add(r, 0.001_394_611_9);
+        let p = p.mul_add(r, 0.008_333_264);
+        let p = p.mul_add(r, 0.041_666_27);
+        let p = p.mul_add(r, 0.166_666_67);
+        let p = p.mul_add(r, 0.5);
+        let p = (p * r).mul_add(r, r) + 1.0;
+        let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
+        1.0 / p.mul_add(power, 1.0)
+    }
+
+    struct Near {
+        /// The bits of the inputs, of either sign.
+        bits: std::ops::RangeInclusive<u32>,
+        step: usize,
+    }
+
+    impl Kernel for Near {
+        /// An input whose results differ.
+        type Output = Option<f32>;
+
+        #[inline(always)]
+        fn run(self) -> Self::Output {
+            let inputs = self.bits.step_by(self.step).flat_map(|b| [f32::from_bits(b), -f32::from_bits(b)]);
+            inputs.into_iter().find(|&x| sigmoid_near(x).to_bits() != sigmoid(x).to_bits())
         }
-        assert!(divisor(-87.33) < f64::from(LARGEST_DIVISOR) && f64::from(LARGEST_DIVISOR) < divisor(-87.34));
+    }
+
+    /// Every 61st input, and all of those where a difference would be likely: near the rounding of k, and at the end.
+    #[test]
+    fn one_power_of_two_has_the_same_bits() {
+        let end = 87.32f32.to_bits();
+        assert_eq!(vectorized(Near { bits: 0..=end, step: 61 }), None);
+        assert_eq!(vectorized(Near { bits: end - 1000..=end, step: 1 }), None);
+        for k in 0..126 {
+            let middle = ((k as f32 + 0.5) * std::f32::consts::LN_2).to_bits();
+            assert_eq!(vectorized(Near { bits: middle - 100..=middle + 100, step: 1 }), None);
+        }
+        assert!(1.0 + 87.32f64.exp() < 2f64.powi(126));
     }
 
     /// y + y·e, rounded up.

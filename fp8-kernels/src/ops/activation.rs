@@ -15,14 +15,14 @@ use std::str::FromStr;
 ///
 /// | name | f(x) | f′(x) |
 /// |---|---|---|
-/// | gelu, geglu | `x·s`, where s = σ(c·fma(c·c, 0.071354814, 1.595769)) | `s·fma(c·(1 − s), fma(c·c, 0.21406444, 1.595769), 1)` |
-/// | silu, swiglu | `x·s`, where s = σ(z) and z = x | `s·fma(z, 1 − s, 1)` |
-/// | qgelu, qgeglu | `x·s`, where s = σ(z) and z = 1.702·x | `s·fma(z, 1 − s, 1)` |
+/// | gelu, geglu | `x·σ(x·fma(x·x, 0.071354814, 1.595769))` | `s·fma(c·(1 − s), fma(c·c, 0.21406444, 1.595769), 1)` |
+/// | silu, swiglu | `x·σ(x)` | `s·fma(c, 1 − s, 1)` |
+/// | qgelu, qgeglu | `x·σ(1.702·x)` | `s·fma(1.702·c, 1 − s, 1)` |
 /// | relu, reglu | `0 if x ≤ 0 else x` | `0 if x ≤ 0 else 1` |
 /// | srelu, sreglu | `r·r`, where r = relu(x) | `2·r` |
-/// | glu | `s`, where s = σ(x) | `s·(1 − s)` |
+/// | glu | `σ(x)` | `s·(1 − s)` |
 ///
-/// `c` is x clamped to ±10.02, and `z` is clamped to ±88, where σ is exactly 0 or 1; this keeps derivatives at infinity
+/// In f′, `c` is x clamped to ±128, where every σ is 0 or 1, and `s` is the σ of f(c); this keeps derivatives at infinity
 /// finite. gelu is the tanh approximation, written with `½ + ½·tanh(u) = σ(2u)` because σ keeps its relative precision in
 /// the left tail.
 ///

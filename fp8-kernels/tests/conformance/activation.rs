@@ -17,6 +17,7 @@ cases![
     bits_are_the_cpus: ActivationsAndDtypes,
     first_scales_are_the_cpus: Activations,
     special_values: Activations,
+    tails_in_each_place: Activations,
     one_value_everywhere: Activations,
     codes_at_the_edges_of_counts,
     transposes_of_tall_results: Activations,
@@ -154,7 +155,11 @@ fn first_scales_are_the_cpus(device: &Device, activation: Activation) -> Outcome
 
 fn special_values(device: &Device, activation: Activation) -> Outcome {
     let mut values: Vec<f32> = specials();
-    values.extend([-200.0, -128.0, -90.0, -20.0, 20.0, 90.0, 128.0, 200.0]);
+    values.extend([
+        -200.0, -128.0, -90.0, -88.7, -88.5, -87.3, -51.6, -20.0, -10.05, 10.05, 20.0, 51.6, 87.3, 90.0,
+        128.0, 200.0,
+    ]);
+
     let len = values.len();
     let gated = if activation.is_gated() { 2 } else { 1 };
     same_as_cpu("special values", device, |device| {
@@ -172,6 +177,27 @@ fn special_values(device: &Device, activation: Activation) -> Outcome {
         };
         Ok(vec![quiet(y)?, quiet(dh)?])
     })
+}
+
+/// One of eight values is where the sigmoid is subnormal, or nearly 1.
+fn tails_in_each_place(device: &Device, activation: Activation) -> Outcome {
+    let gated = if activation.is_gated() { 2 } else { 1 };
+    let end: f32 = match activation {
+        Activation::Gelu | Activation::Geglu => 10.03,
+        Activation::Qgelu | Activation::Qgeglu => 51.5,
+        _ => 87.5,
+    };
+    for far in [-end, end] {
+        same_as_cpu(&format!("{far}"), device, |device| {
+            let [rows, width] = [8, 16 * gated];
+            let value = |i: usize| if i / width == i % 8 { far } else { (i % 7) as f32 - 3.0 };
+            let h = Tensor::from_vec((0..rows * width).map(value).collect(), [rows, width], device)?;
+            let dy = normal([rows, width / gated], DType::F32, 1, device)?;
+            let y = ops::activation(&h, activation, &Slot::off(Encoding::E4M3))?.dequantize(DType::F32)?;
+            Ok(vec![Got::Tensor(y), Got::Tensor(ops::activation_backward(&dy, &h, activation)?)])
+        })?;
+    }
+    Ok(())
 }
 
 /// A value at which a function bends, in every place that a kernel has.

@@ -15,6 +15,7 @@ cases![
     codes_are_those_of_kernels_that_count: Activations,
     scales_of_the_result_are_the_cpus: Activations,
     special_values: Activations,
+    tails_in_each_place: Activations,
     one_value_everywhere: Activations,
     needles: Activations,
     needles_beside_nan: Activations,
@@ -174,6 +175,37 @@ fn special_values(device: &Device, activation: Activation) -> Outcome {
             for x in [ops::activate(h, activation)?, ops::activation_backward(dy, h, activation)?] {
                 got.push(Got::Numbers(quiet(&x.to_f32_vec()?)));
             }
+            Ok(got)
+        })?;
+    }
+    Ok(())
+}
+
+/// One of a thread's eight values is where the sigmoid is subnormal or nearly 1. Codes show it when the scale is large.
+fn tails_in_each_place(device: &Device, activation: Activation) -> Outcome {
+    if !is_tried(activation) {
+        return Ok(());
+    }
+    let device = &device.clone().with_transpose_policy(TransposePolicy::WithCast);
+    let end: f32 = if matches!(activation, Activation::Gelu | Activation::Geglu) { 10.0625 } else { 87.5 };
+    for (encoding, far) in ENCODINGS.into_iter().flat_map(|encoding| [(encoding, -end), (encoding, end)]) {
+        same_as_cpu(&format!("{encoding:?}, {far}"), device, |device| {
+            let [rows, cols] = TILE;
+            let width = cols * halves(activation);
+            // Every second vector has one, in the place that its row says.
+            let is_far = |row: usize, col: usize| col % 8 == row % 8 && (col / 8 + row / 8).is_multiple_of(2);
+            let h = (0..rows * width).map(|i| match is_far(i / width, i % width) {
+                true => far,
+                false => (i % 7) as f32 - 3.0,
+            });
+            let h = tensor(h.collect(), [rows, width], DType::BF16, device)?;
+            let inputs = [h, normal(TILE, DType::BF16, 1, device)?];
+            let (cell, rule) = (Cell::new(1e36, device)?, exact(encoding));
+            let slot = Slot { columnwise: true, ..Slot::fixed(encoding, &cell, &rule) };
+            let (mut got, _) = quantized(&inputs, activation, &slot, device)?;
+            let [h, dy] = &inputs;
+            got.push(Got::Tensor(ops::activate(h, activation)?));
+            got.push(Got::Tensor(ops::activation_backward(dy, h, activation)?));
             Ok(got)
         })?;
     }

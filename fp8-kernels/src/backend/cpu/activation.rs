@@ -3,7 +3,7 @@
 use super::dispatch::{Kernel, vectorized};
 use super::quantize::{Rows, quantize_rows};
 use super::{Floats, accumulate, reduce};
-use crate::math::{SIGMOID_TAIL, bounded_sigmoid, clamp};
+use crate::math::sigmoid;
 use crate::ops::{Activation, GradientMut};
 use crate::{Encoding, Operand, Result, Shape, Slot, Tensor};
 use std::marker::PhantomData;
@@ -22,8 +22,8 @@ const GELU_CUBIC: f32 = 0.071_354_814;
 /// Three times as much: the derivative's.
 const GELU_SQUARE: f32 = 0.214_064_44;
 const QGELU: f32 = 1.702;
-/// gelu's σ is 0 or 1 here: its argument is between 87.5 and [`SIGMOID_TAIL`].
-const GELU_TAIL: f32 = 10.02;
+/// Every σ that occurs is 0 or 1 here, and no product below overflows.
+const TAIL: f32 = 128.0;
 
 struct Gelu;
 struct Silu;
@@ -32,24 +32,29 @@ struct Relu;
 struct Srelu;
 struct Sigmoid;
 
+#[inline(always)]
+fn clamp(x: f32) -> f32 {
+    let x = if x < -TAIL { -TAIL } else { x };
+    if x > TAIL { TAIL } else { x }
+}
+
 impl Gelu {
-    /// σ's argument at a clamped x.
     #[inline(always)]
-    fn argument(c: f32) -> f32 {
-        c * (c * c).mul_add(GELU_CUBIC, GELU_LINEAR)
+    fn argument(x: f32) -> f32 {
+        x * (x * x).mul_add(GELU_CUBIC, GELU_LINEAR)
     }
 }
 
 impl Curve for Gelu {
     #[inline(always)]
     fn value(x: f32) -> f32 {
-        x * bounded_sigmoid(Self::argument(clamp(x, GELU_TAIL)))
+        x * sigmoid(Self::argument(x))
     }
 
     #[inline(always)]
     fn slope(x: f32) -> f32 {
-        let c = clamp(x, GELU_TAIL);
-        let s = bounded_sigmoid(Self::argument(c));
+        let c = clamp(x);
+        let s = sigmoid(Self::argument(c));
         s * (c * (1.0 - s)).mul_add((c * c).mul_add(GELU_SQUARE, GELU_LINEAR), 1.0)
     }
 }
@@ -57,27 +62,27 @@ impl Curve for Gelu {
 impl Curve for Silu {
     #[inline(always)]
     fn value(x: f32) -> f32 {
-        x * bounded_sigmoid(clamp(x, SIGMOID_TAIL))
+        x * sigmoid(x)
     }
 
     #[inline(always)]
     fn slope(x: f32) -> f32 {
-        let z = clamp(x, SIGMOID_TAIL);
-        let s = bounded_sigmoid(z);
-        s * z.mul_add(1.0 - s, 1.0)
+        let c = clamp(x);
+        let s = sigmoid(c);
+        s * c.mul_add(1.0 - s, 1.0)
     }
 }
 
 impl Curve for Qgelu {
     #[inline(always)]
     fn value(x: f32) -> f32 {
-        x * bounded_sigmoid(clamp(QGELU * x, SIGMOID_TAIL))
+        x * sigmoid(QGELU * x)
     }
 
     #[inline(always)]
     fn slope(x: f32) -> f32 {
-        let z = clamp(QGELU * x, SIGMOID_TAIL);
-        let s = bounded_sigmoid(z);
+        let z = QGELU * clamp(x);
+        let s = sigmoid(z);
         s * z.mul_add(1.0 - s, 1.0)
     }
 }
@@ -111,12 +116,12 @@ impl Curve for Srelu {
 impl Curve for Sigmoid {
     #[inline(always)]
     fn value(x: f32) -> f32 {
-        bounded_sigmoid(clamp(x, SIGMOID_TAIL))
+        sigmoid(x)
     }
 
     #[inline(always)]
     fn slope(x: f32) -> f32 {
-        let s = bounded_sigmoid(clamp(x, SIGMOID_TAIL));
+        let s = sigmoid(clamp(x));
         s * (1.0 - s)
     }
 }

@@ -29,10 +29,10 @@ pub(super) fn sweep_all(stride: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// σ(x), as it is promised: a subnormal result is 0.
+/// σ(x), as it is promised: a result below 2⁻¹²⁸ is 0.
 fn sigmoid_of(x: f64) -> f64 {
     let exact = 1.0 / (1.0 + (-x).exp());
-    if exact < f64::from(f32::MIN_POSITIVE) { 0.0 } else { exact }
+    if exact < 2f64.powi(-128) { 0.0 } else { exact }
 }
 
 /// The largest error found, and the input where it occurs.

@@ -11,13 +11,21 @@ enum { GELU = 0, SILU = 1, QGELU = 2, RELU = 3, SRELU = 4, SIGMOID = 5 };
 #define GELU_CUBIC 0.071354814f
 #define GELU_SQUARE 0.21406444f
 #define QGELU_SLOPE 1.702f
-// Where the sigmoid is exactly 0 or 1, and the x whose argument in gelu is.
-#define SIGMOID_TAIL 88.0f
-#define GELU_TAIL 10.02f
+// Every sigmoid that occurs is 0 or 1 here, so those at clamped and unclamped arguments are equal.
+#define TAIL 128.0f
+// The largest argument of sigmoid_near: 1 + e^87.32 is below 2^126.
+#define NEAR 87.32f
 
 __device__ __forceinline__ int is_set(const float* unset) { return unset && __float_as_int(*unset) != REST_BITS; }
 
 // ---- the sigmoid ----
+
+// Moves eight values down by one, and adds one.
+__device__ __forceinline__ void push_last(float v[8], float last) {
+#pragma unroll
+    for (int k = 0; k < 7; k++) v[k] = v[k + 1];
+    v[7] = last;
+}
 
 __device__ __forceinline__ float min_or_nan(float a, float b) {
     float smaller;
@@ -27,8 +35,8 @@ __device__ __forceinline__ float min_or_nan(float a, float b) {
 
 __device__ __forceinline__ float clamp_to(float x, float limit) { return min_or_nan(max_or_nan(x, -limit), limit); }
 
-// 1 / d for d from 1 to 2^126, and 0 for larger ones. The first step rounds up: from every start within 4 ulp the second
-// ends at the correctly rounded quotient (src/math.rs tries all mantissas), so the approximation decides no bit.
+// 1 / d for d from 1 to 2^126. The first step rounds up: from every start within 4 ulp the second ends at the correctly
+// rounded quotient (src/math.rs tries all mantissas), so the approximation decides no bit.
 __device__ __forceinline__ float inverse_of(float d) {
     float y, e;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
@@ -37,23 +45,38 @@ __device__ __forceinline__ float inverse_of(float d) {
     return fmaf(y, fmaf(-d, y, 1.0f), y);
 }
 
-// math::bounded_sigmoid: of x from -88 to 88, or NaN.
-__device__ __forceinline__ float sigmoid_of(float x) {
+// fp8_sigmoid of x from -NEAR to NEAR, or NaN, in half the instructions. One power of two is enough here, and it is
+// multiplied and added in one operation, since the product is exact or vanishes beside the 1.
+__device__ __forceinline__ float sigmoid_near(float x) {
     const float ROUND = 12582912.0f;
-    const float shifted = fmaf(x, -1.44269504088896340736f, ROUND);
+    const float shifted = x * -1.44269504088896340736f + ROUND;
     const float k = shifted - ROUND;
     float r = fmaf(k, -0.6933594f, -x);
     r = fmaf(k, 0.00021219444f, r);
-    float p = 0.0013814499f;
-    p = fmaf(p, r, 0.008368765f);
-    p = fmaf(p, r, 0.041668393f);
-    p = fmaf(p, r, 0.1666652f);
-    p = fmaf(p, r, 0.49999994f);
-    p = fmaf(p, r, 1.0f);
-    p = fmaf(p, r, 1.0f);
-    // The power of two, or 0 for k = -127.
+    float p = 0.00019918448f;
+    p = fmaf(p, r, 0.0013946119f);
+    p = fmaf(p, r, 0.008333264f);
+    p = fmaf(p, r, 0.04166627f);
+    p = fmaf(p, r, 0.16666667f);
+    p = fmaf(p, r, 0.5f);
+    p = fmaf(p * r, r, r) + 1.0f;
     const float power = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
     return inverse_of(fmaf(p, power, 1.0f));
+}
+
+// The sigmoids of eight arguments, in their place.
+__device__ __forceinline__ void sigmoids_of(float z[8]) {
+    float largest = fabsf(z[0]);
+#pragma unroll
+    for (int k = 1; k < 8; k++) largest = fmaxf(largest, fabsf(z[k]));
+    if (largest <= NEAR) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) z[k] = sigmoid_near(z[k]);
+    } else {
+        // One at a time, since this is rare: after eight turns each is in its place.
+#pragma unroll 1
+        for (int turn = 0; turn < 8; turn++) push_last(z, fp8_sigmoid(z[0]));
+    }
 }
 
 // ---- the functions ----
@@ -62,17 +85,11 @@ constexpr __device__ int has_sigmoid(int kind) { return kind != RELU && kind != 
 
 __device__ __forceinline__ float relu(float x) { return x <= 0.0f ? 0.0f : x; }
 
-// x within the bounds of the function's sigmoid: c of gelu, z of the others.
+// The sigmoid's argument.
 template <int KIND>
-__device__ __forceinline__ float bounded(float x) {
-    if (KIND == GELU) return clamp_to(x, GELU_TAIL);
-    return clamp_to(KIND == QGELU ? QGELU_SLOPE * x : x, SIGMOID_TAIL);
-}
-
-// The sigmoid's argument from what is bounded.
-template <int KIND>
-__device__ __forceinline__ float argument(float c) {
-    return KIND == GELU ? c * fmaf(c * c, GELU_CUBIC, GELU_LINEAR) : c;
+__device__ __forceinline__ float argument(float x) {
+    if (KIND == GELU) return x * fmaf(x * x, GELU_CUBIC, GELU_LINEAR);
+    return KIND == QGELU ? QGELU_SLOPE * x : x;
 }
 
 // f(x) from its sigmoid.
@@ -84,34 +101,33 @@ __device__ __forceinline__ float value_of(float x, float s) {
     return x * s;
 }
 
-// f'(x) from c, which is bounded, and its sigmoid.
+// f'(x) from c, which is x clamped to TAIL, and its sigmoid.
 template <int KIND>
 __device__ __forceinline__ float slope_of(float x, float c, float s) {
     if (KIND == GELU) return s * fmaf(c * (1.0f - s), fmaf(c * c, GELU_SQUARE, GELU_LINEAR), 1.0f);
     if (KIND == SIGMOID) return s * (1.0f - s);
     if (KIND == RELU) return x <= 0.0f ? 0.0f : 1.0f;
     if (KIND == SRELU) return 2.0f * relu(x);
-    return s * fmaf(c, 1.0f - s, 1.0f);
+    return s * fmaf(argument<KIND>(c), 1.0f - s, 1.0f);
 }
 
 // ---- eight values, any kind ----
 
 template <int KIND>
-__device__ __forceinline__ void arguments(const float x[8], float c[8], float z[8]) {
+__device__ __forceinline__ void arguments(const float c[8], float z[8]) {
 #pragma unroll
-    for (int k = 0; k < 8; k++) c[k] = bounded<KIND>(x[k]), z[k] = argument<KIND>(c[k]);
+    for (int k = 0; k < 8; k++) z[k] = argument<KIND>(c[k]);
 }
 
-// What is bounded, and its sigmoid, which the kinds share; the kinds without one get zeros.
+// x clamped, and its sigmoid, which the kinds share; the kinds without one get zeros.
 __device__ __forceinline__ void sigmoids(int kind, const float x[8], float c[8], float s[8]) {
 #pragma unroll
-    for (int k = 0; k < 8; k++) c[k] = x[k], s[k] = 0.0f;
+    for (int k = 0; k < 8; k++) c[k] = clamp_to(x[k], TAIL), s[k] = 0.0f;
     if (!has_sigmoid(kind)) return;
-    if (kind == GELU) arguments<GELU>(x, c, s);
-    else if (kind == QGELU) arguments<QGELU>(x, c, s);
-    else arguments<SILU>(x, c, s);
-#pragma unroll
-    for (int k = 0; k < 8; k++) s[k] = sigmoid_of(s[k]);
+    if (kind == GELU) arguments<GELU>(c, s);
+    else if (kind == QGELU) arguments<QGELU>(c, s);
+    else arguments<SILU>(c, s);
+    sigmoids_of(s);
 }
 
 // f(x) from s, its sigmoid.
@@ -133,6 +149,7 @@ __device__ __forceinline__ void function_slopes(int kind, const float x[8], floa
 #pragma unroll
         for (int k = 0; k < 8; k++) slope[k] = slope_of<GELU>(x[k], c[k], s[k]);
     } else if (kind == SILU || kind == QGELU) {
+        if (kind == QGELU) arguments<QGELU>(c, c);
 #pragma unroll
         for (int k = 0; k < 8; k++) slope[k] = slope_of<SILU>(x[k], c[k], s[k]);
     } else if (kind == SIGMOID) {

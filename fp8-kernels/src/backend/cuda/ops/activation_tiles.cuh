@@ -111,6 +111,26 @@ __device__ __forceinline__ void widen_bf16(float v[8], uint4 raw) {
     }
 }
 
+// Whether sigmoid_near may be taken of the arguments of these eight: of gelu or silu.
+template <int KIND>
+__device__ __forceinline__ int are_near(uint4 raw) {
+    // 10, where gelu's argument is 87.313, or 87. What is added carries into the top bit of larger values.
+    const u32 limit = KIND == GELU ? 0x4120u : 0x42aeu, margin = (0x7fffu - limit) * 0x10001u;
+    const u32 first = max2<BF16>(abs2<BF16>(raw.x), abs2<BF16>(raw.y));
+    const u32 second = max2<BF16>(abs2<BF16>(raw.z), abs2<BF16>(raw.w));
+    return ((max2<BF16>(first, second) + margin) & 0x80008000u) == 0;
+}
+
+// Takes the first of eight values, and moves the others down.
+__device__ __forceinline__ float take_bf16(uint4& raw) {
+    const float first = __int_as_float((int)(raw.x << 16));
+    raw.x = raw.x >> 16 | raw.y << 16;
+    raw.y = raw.y >> 16 | raw.z << 16;
+    raw.z = raw.z >> 16 | raw.w << 16;
+    raw.w >>= 16;
+    return first;
+}
+
 // h is [rows, cols], or [rows, 2·cols] where gated.
 template <int KIND, int GATED, int OUT>
 __device__ __forceinline__ void forward_whole(const u16* h, u32 rows, u32 cols, u32 run, const WholeSink& sink,
@@ -129,9 +149,10 @@ __device__ __forceinline__ void forward_whole(const u16* h, u32 rows, u32 cols, 
     for (u32 row0 = strip.first; row0 < strip.end; row0 += TILE_ROWS) {
 #pragma unroll 1
         for (int r = 0; r < 4; r++) {
-            float x[8], v[8];
+            float x[8], gate[8];
+            const int near = are_near<KIND>(a);
             widen_bf16(x, a);
-            if (GATED) widen_bf16(v, b);
+            if (GATED) widen_bf16(gate, b);
             // The next row of this tile, or the first of the next.
             const u32 step = r < 3 ? 1 : TILE_ROWS - 3;
             from += (u64)step * pitch;
@@ -139,12 +160,22 @@ __device__ __forceinline__ void forward_whole(const u16* h, u32 rows, u32 cols, 
                 a = load16(from);
                 if (GATED) b = load16(from + cols);
             }
+            if (near) {
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                const float f = value_of<KIND>(x[k], sigmoid_of(argument<KIND>(bounded<KIND>(x[k]))));
-                v[k] = GATED ? f * v[k] : f;
+                for (int k = 0; k < 8; k++) {
+                    const float f = value_of<KIND>(x[k], sigmoid_near(argument<KIND>(x[k])));
+                    x[k] = GATED ? f * gate[k] : f;
+                }
+            } else {
+                // One at a time, since this is rare.
+#pragma unroll 1
+                for (int turn = 0; turn < 8; turn++) {
+                    const float f = value_of<KIND>(x[0], fp8_sigmoid(argument<KIND>(x[0])));
+                    push_last(x, GATED ? f * gate[0] : f);
+                    if (GATED) push_last(gate, 0.0f);
+                }
             }
-            put_row<OUT>(sink, &shared.staged[0][r][threadIdx.x], at, v, scale, amax);
+            put_row<OUT>(sink, &shared.staged[0][r][threadIdx.x], at, x, scale, amax);
             at += (u64)step * cols;
         }
         if (OUT != HIGH && sink.columnwise) {
@@ -155,6 +186,14 @@ __device__ __forceinline__ void forward_whole(const u16* h, u32 rows, u32 cols, 
         amax = block_max(amax, shared.scratch);
         if (threadIdx.x == 0) record_amax(sink.amax, amax);
     }
+}
+
+// The gradient of x, in its place, from c, which is x clamped, and its sigmoid; and that of the gate, if there is one.
+template <int KIND, int GATED>
+__device__ __forceinline__ void differentiate(float& x, float& gate, float d, float c, float s) {
+    const float f = value_of<KIND>(x, s);
+    x = slope_of<KIND>(x, c, s) * d;
+    if (GATED) x = x * gate, gate = f * d;
 }
 
 // dy is [rows, cols], h and the gradient as well, or [rows, 2·cols] where gated. `partial_sums` may be null.
@@ -185,30 +224,43 @@ __device__ __forceinline__ void backward_whole(const u16* dy, const u16* h, u32 
         }
 #pragma unroll 1
         for (int r = 0; r < 4; r++) {
-            float x[8], d[8], v[8], gate[8];
+            float x[8], gate[8];
             if (GATED) {
                 a = load16(from), g = load16(grad);
                 widen_bf16(gate, load16(from + cols));
             }
+            const int near = are_near<KIND>(a);
             widen_bf16(x, a);
-            widen_bf16(d, g);
+            uint4 d = g;
             // The next row of this tile, or the first of the next.
             const u32 step = r < 3 ? 1 : TILE_ROWS - 3;
             from += (u64)step * pitch;
             grad += (u64)step * cols;
             if (!GATED && (r < 3 || row0 + TILE_ROWS < strip.end)) a = load16(from), g = load16(grad);
+            if (near) {
+                float all_d[8];
+                widen_bf16(all_d, d);
+#pragma unroll
+                for (int k = 0; k < 8; k++) {
+                    const float c = x[k];
+                    differentiate<KIND, GATED>(x[k], gate[k], all_d[k], c, sigmoid_near(argument<KIND>(c)));
+                }
+            } else {
+#pragma unroll 1
+                for (int turn = 0; turn < 8; turn++) {
+                    const float c = clamp_to(x[0], TAIL);
+                    float first = x[0], of_gate = gate[0];
+                    differentiate<KIND, GATED>(first, of_gate, take_bf16(d), c, fp8_sigmoid(argument<KIND>(c)));
+                    push_last(x, first);
+                    if (GATED) push_last(gate, of_gate);
+                }
+            }
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                const float c = bounded<KIND>(x[k]), s = sigmoid_of(argument<KIND>(c));
-                v[k] = slope_of<KIND>(x[k], c, s) * d[k];
-                if (GATED) {
-                    v[k] = v[k] * gate[k];
-                    gate[k] = value_of<KIND>(x[k], s) * d[k];
-                    sums[HALVES - 1][k] += gate[k];
-                }
-                sums[0][k] += v[k];
+                sums[0][k] += x[k];
+                if (GATED) sums[HALVES - 1][k] += gate[k];
             }
-            put_row<OUT>(sink, &shared.staged[0][r][threadIdx.x], at, v, scale, amax);
+            put_row<OUT>(sink, &shared.staged[0][r][threadIdx.x], at, x, scale, amax);
             if (GATED) put_row<OUT>(sink, &shared.staged[HALVES - 1][r][threadIdx.x], at + cols, gate, scale, amax);
             at += (u64)step * pitch;
         }

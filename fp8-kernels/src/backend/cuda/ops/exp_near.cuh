@@ -1,4 +1,4 @@
-// exp within 3 ulp, for results that are compared within a tolerance and never decide a code: a third of fp8_exp's
+// exp within 4 ulp, for results that are compared within a tolerance and never decide a code: a third of fp8_exp's
 // instructions. x is at most 0, or NaN. Below 2^-126 it is 0.
 __device__ __forceinline__ float exp_near(float x) {
     const float LOG2E = 1.44269504088896340736f, LOG2E_REST = 1.9259629911266175e-8f, LN2 = 0.693147180559945309f;
