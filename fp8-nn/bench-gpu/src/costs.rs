@@ -1,4 +1,4 @@
-//! What single calls of the driver and of cuBLASLt cost the host, and what this library's parts cost beside them.
+//! Times that single calls of the driver and of cuBLASLt cost the host, and those of this library's parts beside them.
 //!
 //! A Linear's forward pass consists of such calls. The times are those of the clock on the wall over bursts of calls that are
 //! short enough for the queue of the GPU; nothing is waited for within a burst.

@@ -68,7 +68,7 @@ pub(crate) enum Mode {
     Queued,
 }
 
-/// What is done with each case.
+/// The things that can be done with each case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Run {
     /// It is timed.
