@@ -40,7 +40,7 @@ pub trait Deferred: Send + Sync + fmt::Debug {
     fn settle(&self) -> Result<()>;
 }
 
-/// What is put off on one device.
+/// The work that is put off on one device.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredWork(Mutex<Vec<Weak<dyn Deferred>>>);
 

@@ -37,7 +37,7 @@ static ALLOCATOR: Counting = Counting;
 const LAYERS: usize = 3;
 const ROUNDS: usize = 4;
 
-/// What the host does in one forward pass through all layers, once warm.
+/// The work of the host in one forward pass through all layers, once warm.
 #[derive(Debug)]
 struct Host {
     calls: BTreeMap<String, u64>,

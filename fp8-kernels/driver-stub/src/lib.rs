@@ -116,7 +116,7 @@ macro_rules! searches {
 
 searches![cuGetProcAddress, cuGetProcAddress_v2];
 
-/// Of cuBLASLt, cuDNN asks for nothing but its version.
+/// The version of cuBLASLt, of which cuDNN asks for nothing else.
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtGetVersion() -> usize {
     13_01_00

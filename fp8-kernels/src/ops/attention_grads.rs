@@ -60,7 +60,7 @@ pub enum AttentionGrads {
 /// The place of one gradient.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GradPlace {
-    /// Which of the layout's tensors it is in.
+    /// The number of the layout's tensor that it is in.
     pub(crate) tensor: usize,
     /// The element of each token that it begins with.
     pub(crate) first: usize,

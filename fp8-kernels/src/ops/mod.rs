@@ -49,6 +49,7 @@ mod amax;
 mod attention;
 mod attention_fp8;
 mod attention_grads;
+mod attention_problem;
 mod cast;
 mod compare_calls;
 mod cross_entropy;
@@ -92,13 +93,13 @@ pub use adamw::{
 pub use adamw_step::AdamWStep;
 pub(crate) use adamw_step::Factors;
 pub use amax::amax;
-pub use attention::{
-    AttentionSaved, Diagonal, ScoreOptions, attention, attention_backward, attention_backward_to,
-};
-pub(crate) use attention::{BackwardCall, Call, Problem};
+pub use attention::{AttentionSaved, ScoreOptions, attention, attention_backward, attention_backward_to};
+pub(crate) use attention::{BackwardCall, Call};
 pub use attention_fp8::{attention_fp8, attention_fp8_backward, attention_fp8_backward_to};
 pub(crate) use attention_grads::GradPlace;
 pub use attention_grads::{AttentionGrads, GradLayout};
+pub use attention_problem::Diagonal;
+pub(crate) use attention_problem::Problem;
 pub use cast::cast;
 pub use compare_calls::compare_calls;
 pub(crate) use cross_entropy::Factor;

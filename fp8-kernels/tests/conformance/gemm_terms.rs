@@ -1,4 +1,4 @@
-//! What products add to their sums, an addend and a bias, and how they are stored in tensors that exist.
+//! The terms that products add to their sums, an addend and a bias, and how they are stored in tensors that exist.
 //!
 //! The product alone, in f32, is the starting point: the terms are added to it here, in the order that the operations promise.
 

@@ -1,4 +1,4 @@
-//! What the real library answered when it was asked to plan a graph: `answers.txt`, written by `cargo xtask cudnn-check`.
+//! The answers of the real library when it was asked to plan a graph: `answers.txt`, written by `cargo xtask cudnn-check`.
 //!
 //! A line is `version architecture kind choice subject outcome # comment`. The subject is `structure HASH`, or `head TYPE SIZE`
 //! for the head sizes of a kind of graph. The outcome is `plans WORKSPACE` or `refused STATUS`.

@@ -1,7 +1,6 @@
 //! The C functions.
 
 use core::ffi::{c_char, c_int};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use super::evaluate::{Bound, Evaluation};
 use super::finalize::finalize;
 use super::graph::{Graph, Tensor, Type};
 use super::objects::{Descriptor, Made};
+use super::version::version;
 use crate::code::{self, Code, Outcome};
 use crate::entry::entries;
 use crate::ffi::{Array, Host, Out};
@@ -19,14 +19,6 @@ use crate::work::Work;
 
 const LIBRARY: u64 = 10;
 const OBJECT: u64 = 11;
-
-/// 10000 · major + 100 · minor + patch; 0 for no library.
-static VERSION: AtomicUsize = AtomicUsize::new(0);
-
-/// Changes the version, for all libraries of the process.
-pub(crate) fn set_version(version: usize) {
-    VERSION.store(version, Relaxed);
-}
 
 fn refuse<T>(driver: &mut Driver, code: Code, why: impl Into<String>) -> Outcome<T> {
     driver.dnn.message = why.into();
@@ -42,7 +34,7 @@ entries! {
     Nothing fn cudnnCreate(handle: Out<u64>) |driver| {
         let handle = given(handle.checked())?;
         // CUDNN_STATUS_NOT_INITIALIZED: the driver or the context failed.
-        if VERSION.load(Relaxed) == 0 || driver.context.is_none() || driver.dead.is_some() {
+        if version() == 0 || driver.context.is_none() || driver.dead.is_some() {
             return refuse(driver, Code::DNN_NOT_INITIALIZED, "no context");
         }
         let fresh = driver.handle(LIBRARY);
@@ -136,7 +128,7 @@ entries! {
 
     Nothing fn cudnnBackendFinalize(descriptor: u64) |driver| {
         let arch = driver.settings.arch.number();
-        finalize(&mut driver.dnn, descriptor, VERSION.load(Relaxed), arch)
+        finalize(&mut driver.dnn, descriptor, version(), arch)
     }
 
     Nothing fn cudnnBackendExecute(handle: u64, plan: u64, pack: u64) |driver| {
@@ -217,7 +209,7 @@ fn bind(
 extern "C" fn cudnnGetVersion() -> usize {
     // The environment is read with the state.
     drop(state::driver());
-    VERSION.load(Relaxed)
+    version()
 }
 
 /// Not framed as the others are: it answers with a pointer and touches no state.

@@ -20,7 +20,7 @@ pub(crate) struct Evaluation {
     pub(super) workspace: (u64, u64),
 }
 
-/// Where a tensor's elements are that is not virtual.
+/// The place of a tensor's elements, unless it is virtual.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
     Address(u64),
@@ -272,7 +272,7 @@ fn places(tensor: &Tensor) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What a real library would do with it is not defined.
+/// An error for what a real library does not define.
 fn defect(what: &str) -> Fault {
     Fault { code: Code::LAUNCH_FAILED, text: format!("cuDNN graph: {what}") }
 }

@@ -7,7 +7,7 @@ use super::graph::{Graph, Mode, Operation, Part, Tensor, Type};
 use super::objects::{Descriptor, Dnn, Made, Values};
 use crate::code::{Code, Outcome};
 
-/// What a descriptor becomes, or the status and what was wrong.
+/// The object that a descriptor becomes, or the status and what was wrong.
 type Finalized<T> = Result<T, (Code, String)>;
 
 fn bad<T>(why: impl Into<String>) -> Finalized<T> {

@@ -134,7 +134,7 @@ pub(super) enum Part {
         number: i32,
         axis: Option<usize>,
     },
-    /// What the elements are that no real row, column or product gives.
+    /// The value of elements that no real row, column or product gives.
     Matmul {
         padding: Option<f64>,
     },

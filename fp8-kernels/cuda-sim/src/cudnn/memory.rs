@@ -20,7 +20,7 @@ impl Stored<'_> {
         if self.tensor.strides[2] >= self.tensor.strides[3] { 2 } else { 3 }
     }
 
-    /// How far the last two axes of a batch entry reach. Ragged tensors have as many rows as are before the next entry.
+    /// The extents to which the last two axes of a batch entry reach. Ragged tensors have as many rows as are before the next entry.
     pub(super) fn reach(&self, batch: usize) -> [usize; 2] {
         let mut reach = [self.tensor.extents[2], self.tensor.extents[3]];
         if let Some(offsets) = &self.offsets {

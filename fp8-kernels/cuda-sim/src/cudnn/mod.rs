@@ -20,9 +20,10 @@ mod finalize;
 mod graph;
 mod memory;
 mod objects;
+mod version;
 
 #[cfg(test)]
 pub(crate) use calls::NAMES;
-pub(crate) use calls::set_version;
 pub(crate) use evaluate::Evaluation;
 pub(crate) use objects::Dnn;
+pub(crate) use version::set_version;

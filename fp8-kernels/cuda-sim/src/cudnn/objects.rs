@@ -12,7 +12,7 @@ pub(crate) struct Dnn {
     /// Library handles with their streams.
     pub(super) handles: BTreeMap<u64, u64>,
     pub(super) descriptors: BTreeMap<u64, Descriptor>,
-    /// What the newest failure was about.
+    /// A text about the newest failure.
     pub(super) message: String,
 }
 
@@ -29,7 +29,7 @@ impl Dnn {
 pub(super) struct Descriptor {
     pub(super) kind: i32,
     pub(super) values: BTreeMap<i32, Values>,
-    /// What it became when it was finalized.
+    /// The object that it became when it was finalized.
     pub(super) made: Option<Made>,
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn rope_in_place(
     }
 }
 
-/// How far each token is turned.
+/// The angles by which tokens are turned.
 struct Turns<'a> {
     op: &'static str,
     cos: &'a [f32],

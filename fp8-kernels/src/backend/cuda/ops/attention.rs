@@ -10,6 +10,7 @@
 pub(crate) mod attention_fp8;
 mod attention_library;
 mod grads;
+mod places;
 
 use super::dropout::Mask;
 use super::kernels::{CallParameters, DropoutOnParameters};
@@ -18,7 +19,8 @@ use crate::ops::{
     AttentionGrads, AttentionSaved, BackwardCall, Call, Diagonal, Heads, Packing, Problem, Sequences, TILE,
 };
 use crate::{DType, Error, Result, Shape, Tensor};
-use grads::{Grads, Which};
+use grads::{Gradient, Grads};
+use places::{address, is_aligned};
 
 /// Numbers of the kernels: the threads of a block, and the columns of a result that a block of a plain kernel computes.
 const THREADS: u32 = 128;
@@ -59,18 +61,6 @@ pub(crate) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<(Tensor, Attention
     Ok((Tensor::from_cuda(o, *q.shape(), device), saved))
 }
 
-/// Returns the address of the first of these heads' elements.
-fn address(op: &'static str, heads: Heads<'_>) -> Result<u64> {
-    let buffer = heads.tensor().cuda(op)?;
-    Ok(buffer.ptr() + (heads.first() * buffer.dtype().size()) as u64)
-}
-
-/// Whether each token's heads begin at a multiple of 16 bytes, as the kernels of the tensor cores read them.
-fn is_aligned(heads: Heads<'_>) -> bool {
-    let size = heads.tensor().dtype().size();
-    [heads.first(), heads.pitch()].iter().all(|elements| (elements * size).is_multiple_of(16))
-}
-
 /// Returns `max + log(sum)` of each row.
 pub(crate) fn log_sum_exp(gpu: &Gpu, row_max: &Tensor, row_sum: &Tensor) -> Result<Tensor> {
     let op = "log_sum_exp";
@@ -99,8 +89,8 @@ pub(crate) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<A
     let rows = rows(gpu, op, dy, o, saved, p)?;
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let launches = [
-        (Owner::Queries, Which::Q, None, sizes.query_blocks),
-        (Owner::Keys, Which::K, Some(Which::V), sizes.key_blocks),
+        (Owner::Queries, Gradient::Q, None, sizes.query_blocks),
+        (Owner::Keys, Gradient::K, Some(Gradient::V), sizes.key_blocks),
     ];
     for (owner, first, second, blocks) in launches {
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(sizes.path.backward_shared());

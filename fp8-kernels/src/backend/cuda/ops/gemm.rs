@@ -240,3 +240,10 @@ fn launch_finish(
     // addend n, a bias cols.
     unsafe { kernel.launch(gpu, Grid::flat(gpu, n), &args) }
 }
+
+/// Returns whether the library adds these terms to an FP8 product with an output of `dtype`: an addend of the output's type, and a
+/// bias of it if it has 16 bits.
+pub(super) fn adds_to_fp8(terms: &Terms<'_>, dtype: DType) -> bool {
+    terms.addend.is_none_or(|addend| addend.dtype() == dtype)
+        && terms.bias.is_none_or(|bias| bias.dtype() == dtype && dtype != DType::F32)
+}

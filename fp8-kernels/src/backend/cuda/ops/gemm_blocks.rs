@@ -6,8 +6,7 @@
 use super::blocks::blocks_number;
 use super::cublaslt::Type;
 use super::emulation::Way;
-use super::gemm::{self, Term, address, finish, finish_into, type_of};
-use super::gemm_fp8::adds;
+use super::gemm::{self, Term, address, adds_to_fp8, finish, finish_into, type_of};
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
@@ -207,7 +206,7 @@ impl Operands {
                 Ok(None)
             }
             Place::New { terms, dtype } => {
-                let is_direct = !is_padded && adds(terms, *dtype);
+                let is_direct = !is_padded && adds_to_fp8(terms, *dtype);
                 let kind = if is_direct { *dtype } else { DType::F32 };
                 let own = if is_direct { *terms } else { Terms::default() };
                 let product = Product {

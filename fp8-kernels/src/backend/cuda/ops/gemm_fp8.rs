@@ -1,7 +1,7 @@
 //! `gemm_fp8` on a GPU, by cuBLASLt: codes and factors where they lie, padded where no kernel takes their extents.
 
 use super::cublaslt::Type;
-use super::gemm::{address, finish, finish_into, no_products, no_products_into, type_of};
+use super::gemm::{address, adds_to_fp8, finish, finish_into, no_products, no_products_into, type_of};
 use super::gemm_blocks;
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
@@ -33,7 +33,7 @@ pub(crate) fn gemm_fp8(
             .map_or_else(|| Tensor::zeros(shape, dtype, a.device()), |y| Ok(tensor(y)));
     }
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
-    let is_direct = !is_padded && adds(&terms, dtype);
+    let is_direct = !is_padded && adds_to_fp8(&terms, dtype);
     let out = if is_direct { dtype } else { DType::F32 };
     let own = if is_direct { terms } else { Terms::default() };
     let operands = Operands::new(gpu, op, a, b)?;
@@ -54,13 +54,6 @@ pub(crate) fn gemm_fp8(
         return Ok(tensor(y));
     }
     finish(gpu, op, &y, product.n, &terms, [m, n], dtype).map(tensor)
-}
-
-/// Returns whether the library adds these terms to an FP8 product with an output of `dtype`: an addend of the output's type, and a
-/// bias of it if it has 16 bits.
-pub(super) fn adds(terms: &Terms<'_>, dtype: DType) -> bool {
-    terms.addend.is_none_or(|addend| addend.dtype() == dtype)
-        && terms.bias.is_none_or(|bias| bias.dtype() == dtype && dtype != DType::F32)
 }
 
 #[expect(clippy::too_many_arguments, reason = "the arguments of `ops::gemm_fp8_into`")]

@@ -3,8 +3,9 @@
 //! Head sizes up to 128 that are multiples of 16 go through the tensor cores' FP8 products. Anything else is dequantized to
 //! f32, exactly, and computed by [`attention`](super::attention), which does not round probabilities.
 
-use super::grads::{Grads, Which};
-use super::{Owner, Sizes, address, attention, attention_backward, is_aligned};
+use super::grads::{Gradient, Grads};
+use super::places::{address, is_aligned};
+use super::{Owner, Sizes, attention, attention_backward};
 use crate::backend::cuda::ops::dropout::Mask;
 use crate::backend::cuda::ops::{Buffer, Entry, Gpu, Grid, In, Out, dtype_number, format_number, kernels};
 use crate::ops::{self, AttentionGrads, AttentionSaved, BackwardCall, Call, Heads, Problem, TILE};
@@ -85,8 +86,8 @@ pub(crate) fn attention_fp8_backward(
     let mask = p.dropout.map(|dropout| Mask::new(gpu, op, dropout)).transpose()?;
     let grad = kernels.of(dy.encoding);
     let launches = [
-        (Owner::Queries, grad.q, Which::Q, None, sizes.query_blocks),
-        (Owner::Keys, grad.kv, Which::K, Some(Which::V), sizes.key_blocks),
+        (Owner::Queries, grad.q, Gradient::Q, None, sizes.query_blocks),
+        (Owner::Keys, grad.kv, Gradient::K, Some(Gradient::V), sizes.key_blocks),
     ];
     for (owner, kernel, first, second, blocks) in launches {
         let grid = Grid::new(op, blocks, THREADS)?.with_shared(kernels.backward_shared());

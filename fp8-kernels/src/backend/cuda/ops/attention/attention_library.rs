@@ -6,8 +6,8 @@
 
 use super::super::cudnn::{Attention, Direction, Element, Layout, Lengths, Mask, Place};
 use super::super::{Buffer, Gpu, Grid, In, Out, kernels};
-use super::grads::{Grads, Which};
-use super::{address, is_aligned};
+use super::grads::{Gradient, Grads};
+use super::places::{address, is_aligned};
 use crate::ops::{AttentionGrads, AttentionSaved, BackwardCall, Call, Diagonal, Heads, Problem, Sequences};
 use crate::{DType, Result, Shape, Tensor};
 
@@ -67,14 +67,14 @@ pub(super) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<O
     let of = |which, rows| layout_of(grads.pitch(which), rows, p.head_dim);
     let call = Attention {
         direction: Direction::Backward(sums),
-        dq: of(Which::Q, p.queries),
-        dk: of(Which::K, p.keys),
-        dv: of(Which::V, p.keys),
+        dq: of(Gradient::Q, p.queries),
+        dk: of(Gradient::K, p.keys),
+        dv: of(Gradient::V, p.keys),
         ..call
     };
-    let places = [Which::Q, Which::K, Which::V].map(|which| grads.address(which));
+    let places = [Gradient::Q, Gradient::K, Gradient::V].map(|which| grads.address(which));
     let is_aligned = places.iter().all(|address| address.is_multiple_of(ALIGNMENT))
-        && [Which::Q, Which::K]
+        && [Gradient::Q, Gradient::K]
             .iter()
             .all(|which| ((grads.pitch(*which) * dtype.size()) as u64).is_multiple_of(ALIGNMENT));
     if !is_aligned || !gpu.dnn_serves(op, &call, p.deterministic)? {

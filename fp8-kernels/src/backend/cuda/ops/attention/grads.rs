@@ -4,9 +4,9 @@ use super::super::{Buffer, Gpu};
 use crate::ops::{AttentionGrads, GradLayout, GradPlace, Problem};
 use crate::{DType, Device, Result, Shape, Tensor};
 
-/// Which gradient.
+/// One of the gradients.
 #[derive(Clone, Copy)]
-pub(super) enum Which {
+pub(super) enum Gradient {
     Q,
     K,
     V,
@@ -27,14 +27,14 @@ impl Grads {
     }
 
     /// Returns the address of a gradient's first element.
-    pub(super) fn address(&self, which: Which) -> u64 {
+    pub(super) fn address(&self, which: Gradient) -> u64 {
         let place = self.places[which as usize];
         let tensor = self.tensors.get(place.tensor).map_or(0, |(buffer, _)| buffer.ptr());
         tensor + (place.first * self.element) as u64
     }
 
     /// Returns the number of elements from one token of a gradient to the next. That of dk is that of dv.
-    pub(super) const fn pitch(&self, which: Which) -> usize {
+    pub(super) const fn pitch(&self, which: Gradient) -> usize {
         self.places[which as usize].pitch
     }
 

@@ -102,13 +102,13 @@ pub(crate) struct Attention {
     pub(crate) batch: usize,
     pub(crate) heads: usize,
     pub(crate) groups: usize,
-    /// Of a batch entry; the largest number of a sequence.
+    /// The queries of a batch entry; the largest number of a sequence.
     pub(crate) queries: usize,
     pub(crate) keys: usize,
     pub(crate) head_dim: usize,
     pub(crate) mask: Mask,
     pub(crate) lengths: Lengths,
-    /// Of q and dq, k and dk, v and dv, o and dy.
+    /// The layouts of q and dq, k and dk, v and dv, o and dy.
     pub(crate) q: Layout,
     pub(crate) k: Layout,
     pub(crate) v: Layout,

@@ -1,4 +1,4 @@
-//! What the real library answers when it plans the graphs of attention for GPUs that are only described.
+//! The answers of the real library when it plans the graphs of attention for GPUs that are only described.
 //!
 //! `cargo xtask cudnn-check` runs the ignored test below over a driver without a device. The answers are what the simulated
 //! cuDNN knows: `fp8-kernels/cuda-sim/src/cudnn/answers.txt`, whose format is described there.

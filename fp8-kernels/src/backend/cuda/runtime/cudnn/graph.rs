@@ -5,7 +5,7 @@
 
 use super::numbers::{DataType, Mode, Reduce};
 
-/// What a stored tensor is, and thereby which address it gets.
+/// The role of a stored tensor, by which it gets its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
     Query,
@@ -40,7 +40,7 @@ pub(crate) enum Number {
     I32(i32),
 }
 
-/// Where a tensor's elements are.
+/// The place of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Storage {
     Virtual,

@@ -70,7 +70,7 @@ fn subject(direction: Direction, mask: Mask, lengths: Lengths) -> Subject {
 const QUERY_LENGTHS: [i32; BATCH] = [24, 9];
 const KEY_LENGTHS: [i32; BATCH] = [17, 40];
 
-/// What a mistake is planted in.
+/// The graph that a mistake is planted in.
 #[derive(Clone, Copy, PartialEq)]
 enum In {
     Forward(Mask, Lengths),
@@ -214,7 +214,7 @@ fn swap(graph: &mut Graph, one: Place, other: Place) {
     }
 }
 
-/// What is wrong with what a graph gives on the device: `None` if the results are those of the CPU.
+/// The error of the results that a graph gives on the device: `None` if the results are those of the CPU.
 fn fault(device: &Device, library: &Cudnn, subject: &Subject, graph: &Graph) -> Option<String> {
     let Backend::Cuda(gpu) = device.backend() else { panic!("a GPU") };
     let cpu = Device::cpu();

@@ -25,7 +25,7 @@ pub(super) struct Plan {
     plan: Descriptor,
     /// Bytes of the workspace that it needs.
     pub(super) workspace: usize,
-    /// What each of the tensors is that need an address, with its number.
+    /// The storage of each tensor that needs an address, with its number.
     tensors: Vec<(i64, Storage)>,
     /// Kept while the plan is: the library does not say that it copies them.
     _configuration: Descriptor,
