@@ -9,7 +9,7 @@ cases![
     several_tiles: Formats,
     special_values: Formats,
     needles: Formats,
-    sums,
+    sums: Formats,
 ];
 
 const BLOCKS: &[Blocks] = &[Blocks::B1x128, Blocks::B128x128];
@@ -26,6 +26,6 @@ fn needles(device: &Device, encoding: Encoding) -> Outcome {
     whole_blocks::needles(device, encoding, &rules_of(BLOCKS))
 }
 
-fn sums(device: &Device) -> Outcome {
-    whole_blocks::sums(device, &rules_of(BLOCKS))
+fn sums(device: &Device, encoding: Encoding) -> Outcome {
+    whole_blocks::sums(device, encoding, &rules_of(BLOCKS))
 }

@@ -4,13 +4,14 @@ use super::case::{Outcome, cases};
 use super::compare::same;
 use super::data::{exact, normal};
 use super::quantize::fp8;
-use super::whole::{check, edged, needles_beside_nan, with_cast};
+use super::whole::{check, edged, matrix, needles_beside_nan, with_cast};
 use crate::oracle::fp8;
 use fp8_kernels::{Cell, DType, Device, Encoding, REST, Slot, ops};
 
 cases![
     many_at_once: Formats,
     many_in_runs,
+    an_amax_in_each_warp: Formats,
     an_amax_beside_nan: Formats,
 ];
 
@@ -68,6 +69,23 @@ fn check_many(kinds: &[([usize; 2], DType, Encoding)], device: &Device) -> Outco
         same(&what, &turned.to_vec::<u8>()?, &fp8::transpose(&want.codes, shape[0], shape[1]), shape[0])?;
         same(&what, &[got.scale_inv().item()?], &[1.0 / scale], 1)?;
         same(&what, &[amax.read()?], &[if i % 3 == 1 { REST } else { want.amax }], 1)?;
+    }
+    Ok(())
+}
+
+/// Beside it are smaller values, and in one warp nothing but zeros.
+fn an_amax_in_each_warp(device: &Device, encoding: Encoding) -> Outcome {
+    let device = &with_cast(device);
+    for warp in 0..8 {
+        let value = |row: usize, col: usize| match (row / 16, row % 16, col) {
+            (at, row, col) if at == warp && row == 2 * warp && col == 7 * warp => 0xC61C,
+            (at, ..) if at == (warp + 3) % 8 => 0,
+            _ => 0x3F80,
+        };
+        let bits = (0..128 * 64).map(|i| value(i / 64, i % 64)).collect();
+        let x = matrix(bits, [128, 64], device)?;
+        let many = |slot: &Slot<'_>| Ok(ops::quantize_many(&[(&x, *slot)])?.remove(0));
+        check(&format!("{warp}"), &x, encoding, 2.0, many)?;
     }
     Ok(())
 }

@@ -97,15 +97,28 @@ pub(super) fn needles(device: &Device, encoding: Encoding, rules: &[BlockRule]) 
         values[(44 + i / 8) * 128 + 72 + i % 8] = if i % 2 == 0 { f32::NAN } else { -f32::NAN };
         quantized(&values, rule)?;
     }
+    // The largest value in each place of a thread's part, with NaN in the same column.
+    for (i, kind) in rules.iter().enumerate() {
+        if rules[..i].iter().any(|before| before.blocks() == kind.blocks()) {
+            continue;
+        }
+        let place = |i: usize| (44 + i / 8) * 128 + 72 + i % 8;
+        for i in 0..32 {
+            let mut values = vec![1.0; 128 * 128];
+            values[place(i)] = if i % 2 == 0 { 300.0 } else { -300.0 };
+            values[place((i + 8) % 32)] = f32::NAN;
+            quantized(&values, *kind)?;
+        }
+    }
     Ok(())
 }
 
 /// Sums of columns beside the codes.
-pub(super) fn sums(device: &Device, rules: &[BlockRule]) -> Outcome {
+pub(super) fn sums(device: &Device, encoding: Encoding, rules: &[BlockRule]) -> Outcome {
     for &rule in rules {
         for (shape, every) in [([128, 128], u64::MAX), ([256, 256], 3000)] {
             let dy = edged(shape, every, 4, device)?;
-            let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(Encoding::E5M2) };
+            let slot = Slot { scale: Scale::Blocks(rule), columnwise: true, ..Slot::off(encoding) };
             let (codes, dbias) = ops::quantize_dbias(&dy, &slot)?;
             let what = format!("{shape:?} {rule:?}");
             same_fp8(&what, &codes, &ops::quantize(&dy, &slot)?)?;
