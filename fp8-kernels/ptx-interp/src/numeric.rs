@@ -2,7 +2,8 @@
 //!
 //! A sum or fused product of f32 is computed in f64 *rounded to odd*: inexact results get an odd last bit. Rounding that to
 //! 24 bits or fewer gives what one rounding of the exact value gives, in every mode, because 53 ≥ 24 + 2.
-//! NaN results are the device's canonical ones: 0x7FFFFFFF in f32, 0x7FFF in f16 and bf16.
+//! NaN results are the device's canonical ones: 0x7FFFFFFF in f32, 0x7FFF in f16 and bf16. PTX says of FP8 codes only that NaN
+//! stays NaN, so there it is another code than the 0x7F that kernels have to write.
 
 /// The device's NaN.
 pub(crate) const NAN32: u32 = 0x7fff_ffff;
@@ -156,7 +157,7 @@ pub(crate) fn fma_narrow(a: u32, b: u32, c: u32, format: Format) -> u32 {
     narrow(add_odd(p, widen(c, format)), format, Round::Nearest)
 }
 
-/// E4M3 (`mantissa` 3) or E5M2 (2), saturating, ties to even; NaN is 0x7F.
+/// E4M3 (`mantissa` 3) or E5M2 (2), saturating, ties to even; NaN is 0xFF or 0xFE.
 #[inline(always)]
 pub(crate) fn to_fp8(x: f32, mantissa: u32) -> u32 {
     let e4m3 = mantissa == 3;
@@ -169,7 +170,8 @@ pub(crate) fn to_fp8(x: f32, mantissa: u32) -> u32 {
     let normal = rounded.wrapping_sub((127 - bias) << mantissa).min(max);
     let subnormal = (f32::from_bits(bits) + magic).to_bits().wrapping_sub(magic.to_bits());
     let code = if bits < (128 - bias) << 23 { subnormal } else { normal };
-    if x.is_nan() { 0x7f } else { x.to_bits() >> 24 & 0x80 | code }
+    let nan = if e4m3 { 0xff } else { 0xfe };
+    if x.is_nan() { nan } else { x.to_bits() >> 24 & 0x80 | code }
 }
 
 /// bf16, ties to even; NaN is canonical.

@@ -55,12 +55,12 @@ fn f32_to_fp8_codes_saturates_and_takes_even() {
     let values = around((0..=255u8).map(|code| E4M3::from_bits(code).to_f32()));
     let upper = "mov.f32 %f3, 0f3F800000; cvt.rn.satfinite.e4m3x2.f32 %rs1, %f2, %f3; cvt.u32.u16 %r4, %rs1;";
     each(upper, &values, |a| {
-        u32::from(if f(a).is_nan() { 0x7f } else { E4M3::from_f32_saturating(f(a)).to_bits() }) << 8 | 0x38
+        u32::from(if f(a).is_nan() { 0xff } else { E4M3::from_f32_saturating(f(a)).to_bits() }) << 8 | 0x38
     });
     let values = around((0..=255u8).map(|code| E5M2::from_bits(code).to_f32()));
     let lower = "mov.f32 %f3, 0f3F800000; cvt.rn.satfinite.e5m2x2.f32 %rs1, %f3, %f2; cvt.u32.u16 %r4, %rs1;";
     each(lower, &values, |a| {
-        u32::from(if f(a).is_nan() { 0x7f } else { E5M2::from_f32_saturating(f(a)).to_bits() }) | 0x3c00
+        u32::from(if f(a).is_nan() { 0xfe } else { E5M2::from_f32_saturating(f(a)).to_bits() }) | 0x3c00
     });
 }
 
@@ -107,7 +107,7 @@ fn halves_widen_and_narrow() {
         &all,
         |a| {
             let x = f16::from_bits(a as u16).to_f32();
-            u32::from(if x.is_nan() { 0x7f } else { E4M3::from_f32_saturating(x).to_bits() })
+            u32::from(if x.is_nan() { 0xff } else { E4M3::from_f32_saturating(x).to_bits() })
         },
     );
 }

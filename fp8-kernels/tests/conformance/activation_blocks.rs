@@ -4,7 +4,7 @@ use super::case::{Outcome, cases};
 use super::compare::same;
 use super::data::{ENCODINGS, FLOATS, Random, specials, tensor};
 use super::quantize_blocks::{
-    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
+    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, rules_for_warps, uneven,
 };
 use super::reference::{Got, same_as_cpu};
 use fp8_kernels::ops::Activation;
@@ -177,7 +177,7 @@ fn needles(device: &Device) -> Outcome {
         for rule in rules() {
             check(&needle_in_each_row_and_column(), rule)?;
         }
-        for (values, rule) in needle_in_each_warp() {
+        for (values, rule) in needle_in_each_warp(&rules_for_warps()) {
             check(&values, rule)?;
         }
     }

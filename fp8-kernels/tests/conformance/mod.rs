@@ -7,6 +7,8 @@ mod data;
 mod edge;
 mod reference;
 mod threads;
+mod whole;
+mod whole_blocks;
 
 mod accumulate;
 mod activation;
@@ -55,8 +57,12 @@ mod optimizer_steps;
 mod permute;
 mod quantize;
 mod quantize_blocks;
+mod quantize_blocks_bf16;
 mod quantize_many;
-mod quantize_whole;
+mod quantize_many_bf16;
+mod quantize_mx_bf16;
+mod quantize_rows_bf16;
+mod quantize_tiles_bf16;
 mod reduce;
 mod rope;
 mod rows;
@@ -120,7 +126,11 @@ pub(crate) const ALL: &[&[Case]] = &[
     quantize::CASES,
     quantize_blocks::CASES,
     quantize_many::CASES,
-    quantize_whole::CASES,
+    quantize_blocks_bf16::CASES,
+    quantize_many_bf16::CASES,
+    quantize_mx_bf16::CASES,
+    quantize_rows_bf16::CASES,
+    quantize_tiles_bf16::CASES,
     reduce::CASES,
     rope::CASES,
     rows::CASES,

@@ -5,7 +5,7 @@
 use super::case::{Outcome, cases};
 use super::data::{ENCODINGS, FLOATS, specials, tensor};
 use super::quantize_blocks::{
-    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, uneven,
+    RAGGED, TILE, needle_in_each_row_and_column, needle_in_each_warp, results, rules, rules_for_warps, uneven,
 };
 use super::reference::same_results;
 use fp8_kernels::ops::{Norm, NormOptions};
@@ -119,7 +119,7 @@ fn needles(device: &Device) -> Outcome {
         let input = input(needle_in_each_row_and_column(), NORMS[i % 2], device)?;
         input.check(device, Encoding::E4M3, rule, true)?;
     }
-    for (values, rule) in needle_in_each_warp() {
+    for (values, rule) in needle_in_each_warp(&rules_for_warps()) {
         input(values, Norm::RmsNorm, device)?.check(device, Encoding::E4M3, rule, true)?;
     }
     Ok(())

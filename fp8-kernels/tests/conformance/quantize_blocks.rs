@@ -44,6 +44,12 @@ pub(super) fn rules() -> Vec<BlockRule> {
     rules
 }
 
+/// One rule for each way in which amaxes are found: of a tile, of all columns, of MX blocks and of 1 × 128 blocks.
+pub(super) fn rules_for_warps() -> Vec<BlockRule> {
+    let rules = rules();
+    [4, 8, 6, 2].map(|rule: usize| rules[rule]).to_vec()
+}
+
 /// Rows and columns of sizes that differ from neighbour to neighbour, so that the scale of another block shows.
 pub(super) fn uneven([rows, cols]: [usize; 2], dtype: DType, seed: u64, device: &Device) -> Result<Tensor> {
     let mut random = Random::new(seed);
@@ -161,15 +167,14 @@ pub(super) fn needle_in_each_row_and_column() -> Vec<f32> {
     values
 }
 
-/// For each of a thread block's warps a tile whose largest value is in one of its rows, and a rule: the tile's amax is found
-/// from every quarter of its rows, and the amax of all columns from every quarter of them. Beside the value are zeros, which
-/// take the longer way to their codes, or not: each lane meets both.
-pub(super) fn needle_in_each_warp() -> impl Iterator<Item = (Vec<f32>, BlockRule)> {
-    let rules = rules();
-    (0..16).map(move |warp| {
+/// For each of a thread block's warps a tile whose largest value is in one of its rows, and one of the rules in turn: the tile's
+/// amax is found from every quarter of its rows, and the amax of all columns from every quarter of them. Beside the value are
+/// zeros, which take the longer way to their codes, or not: each lane meets both.
+pub(super) fn needle_in_each_warp(rules: &[BlockRule]) -> impl Iterator<Item = (Vec<f32>, BlockRule)> {
+    (0..16).zip(rules.iter().cycle()).map(|(warp, &rule)| {
         let mut values = vec![if warp < 8 { 0.0 } else { 0.5 }; TILE * TILE];
         values[(8 * warp + warp % 8) * TILE + 8 * warp + warp % 8] = 30.0;
-        (values, rules[[4, 8, 6, 2][warp % 4]])
+        (values, rule)
     })
 }
 
@@ -187,7 +192,7 @@ fn needles(device: &Device, dtype: DType) -> Outcome {
         }
     }
     if dtype == DType::F32 {
-        for (values, rule) in needle_in_each_warp() {
+        for (values, rule) in needle_in_each_warp(&rules_for_warps()) {
             quantized(&values, rule)?;
         }
     }

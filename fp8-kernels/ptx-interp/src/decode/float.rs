@@ -190,7 +190,7 @@ pub(super) fn function(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statem
         ("rcp", true) => variants!(ftz, false; every |x| near_reciprocal(x)),
         ("sqrt", true) => variants!(ftz, false; every |x| canonical(x.sqrt())),
         ("rsqrt", true) => variants!(ftz, false; chosen |x| near(1.0 / f64::from(x).sqrt())),
-        ("ex2", true) => variants!(ftz, false; chosen |x| near(f64::from(x).exp2())),
+        ("ex2", true) => variants!(ftz, false; chosen |x| near_power(x)),
         ("lg2", true) => variants!(ftz, false; chosen |x| near(f64::from(x).log2())),
         ("sin", true) => variants!(ftz, false; chosen |x| near(f64::from(x).sin())),
         ("cos", true) => variants!(ftz, false; chosen |x| near(f64::from(x).cos())),
@@ -200,16 +200,27 @@ pub(super) fn function(b: &mut Builder, base: &str, m: &mut Mods<'_>, s: &Statem
     s.map(b, run, Ty::F32, &[Ty::F32])
 }
 
-/// 1 / x, or one of its neighbours: which one depends on the bits of x alone. Zeros, infinities and NaN are exact.
+/// 1 / x, or one of its neighbours. Zeros, infinities and NaN are exact.
 #[inline(always)]
 fn near_reciprocal(x: f32) -> u32 {
-    let exact = canonical(1.0 / x);
-    let is_exact = exact & 0x7fff_ffff == 0 || exact & 0x7f80_0000 == 0x7f80_0000;
+    moved(canonical(1.0 / x), x, 1)
+}
+
+/// 2ˣ, or one of the two neighbours on either side. 2⁰, zeros, infinities and NaN are exact.
+fn near_power(x: f32) -> u32 {
+    let exact = to_f32(f64::from(x).exp2(), Round::Nearest);
+    if x == 0.0 { exact } else { moved(exact, x, 2) }
+}
+
+/// A result at most so many places from the exact one: how many depends on the bits of x alone. Subnormal numbers, zeros, infinities
+/// and NaN stay, and so does the exact result if there is nothing else beside it.
+#[inline(always)]
+fn moved(exact: u32, x: f32, most: u32) -> u32 {
+    let is_normal = |bits: u32| !matches!(bits & 0x7f80_0000, 0 | 0x7f80_0000);
     let mixed = x.to_bits().wrapping_mul(0x9e37_79b9);
     let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 16;
-    // -1, 0 or 1; the largest number has no neighbour above.
-    let moved = exact.wrapping_add(mixed % 3).wrapping_sub(1);
-    if is_exact || moved & 0x7f80_0000 == 0x7f80_0000 { exact } else { moved }
+    let moved = exact.wrapping_add(mixed % (2 * most + 1)).wrapping_sub(most);
+    if is_normal(exact) && is_normal(moved) { moved } else { exact }
 }
 
 /// `testp`: a class of values, as a predicate by way of a comparison with one.
