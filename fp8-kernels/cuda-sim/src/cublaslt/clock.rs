@@ -7,7 +7,7 @@ static CLOCK: Mutex<Option<Script>> = Mutex::new(None);
 /// The number of kernels that are noted.
 const NOTED: usize = 1 << 16;
 
-/// What products take instead of the usual time.
+/// The times that products take instead of the usual one.
 #[derive(Debug)]
 struct Script {
     /// Nanoseconds of each kernel.
