@@ -125,10 +125,11 @@ fn main() -> ExitCode {
     let backends: &[Backend] = match std::env::var("FP8_CONFORMANCE_BACKEND").as_deref() {
         Err(_) => &[Backend::Cpu, Backend::CudaSim, Backend::CudaSimDnn],
         Ok("cpu") => &[Backend::Cpu],
-        Ok("cuda-sim") => &[Backend::CudaSim, Backend::CudaSimDnn],
+        Ok("cuda-sim") => &[Backend::CudaSim],
+        Ok("cuda-sim-dnn") => &[Backend::CudaSimDnn],
         Ok("cuda") => &[Backend::Cuda, Backend::CudaDnn],
         Ok(other) => {
-            eprintln!("FP8_CONFORMANCE_BACKEND={other}: expected cpu, cuda-sim or cuda");
+            eprintln!("FP8_CONFORMANCE_BACKEND={other}: expected cpu, cuda-sim, cuda-sim-dnn or cuda");
             return ExitCode::from(2);
         }
     };

@@ -38,6 +38,8 @@ pub(crate) enum Backend {
     Cpu,
     /// The simulated CUDA device
     CudaSim,
+    /// The same with cuDNN, for attention
+    CudaSimDnn,
     /// A CUDA device
     Cuda,
 }
@@ -48,6 +50,7 @@ impl Backend {
         match self {
             Self::Cpu => "cpu",
             Self::CudaSim => "cuda-sim",
+            Self::CudaSimDnn => "cuda-sim-dnn",
             Self::Cuda => "cuda",
         }
     }
@@ -92,20 +95,23 @@ fn names(program: &Path, backend: Backend, filter: Option<&str>) -> Result<Vec<S
     Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// The simulated device's jobs: a process runs its cases one by one, so that there is one for each operation.
+/// The simulated device's jobs, without cuDNN: a process runs its cases one by one, so that there is one for each operation.
 pub(crate) fn simulated(program: &Path, seeds: &[u64], filter: Option<&str>) -> Result<Vec<Job>> {
-    Ok(by_operation(&names(program, Backend::CudaSim, filter)?, seeds))
+    simulated_as(Backend::CudaSim, program, seeds, filter)
+}
+
+fn simulated_as(backend: Backend, program: &Path, seeds: &[u64], filter: Option<&str>) -> Result<Vec<Job>> {
+    Ok(by_operation(backend, &names(program, backend, filter)?, seeds))
 }
 
 /// A job for each operation and seed. The smallest come last, so that no processor waits long for another at the end.
-fn by_operation(names: &[String], seeds: &[u64]) -> Vec<Job> {
+fn by_operation(backend: Backend, names: &[String], seeds: &[u64]) -> Vec<Job> {
     let mut counts = BTreeMap::<&str, usize>::new();
     for operation in names.iter().filter_map(|name| name.split("::").nth(1)) {
         *counts.entry(operation).or_default() += 1;
     }
     let mut operations: Vec<&str> = counts.keys().copied().collect();
     operations.sort_by_key(|operation| Reverse(counts[operation]));
-    let backend = Backend::CudaSim;
     let others = |operation: &str| {
         let others = operations.iter().filter(|other| **other != operation);
         others.map(|other| format!("{}::{other}::", backend.name())).collect()
@@ -119,15 +125,15 @@ fn by_operation(names: &[String], seeds: &[u64]) -> Vec<Job> {
 pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
     let program = artifact::conformance(&shell()?)?;
     let backends = match &*options.backend {
-        [] => &[Backend::Cpu, Backend::CudaSim, Backend::Cuda],
+        [] => &[Backend::Cpu, Backend::CudaSim, Backend::CudaSimDnn, Backend::Cuda],
         some => some,
     };
     let seeds = if options.seed.is_empty() { &[0, 1, 2] } else { &*options.seed };
     let filter = options.filter.as_deref();
     let mut jobs = Vec::new();
     for &backend in backends {
-        if backend == Backend::CudaSim {
-            jobs.extend(simulated(&program, seeds, filter)?);
+        if [Backend::CudaSim, Backend::CudaSimDnn].contains(&backend) {
+            jobs.extend(simulated_as(backend, &program, seeds, filter)?);
         } else if !names(&program, backend, filter)?.is_empty() {
             jobs.push(Job { backend, seed: None, skipped: Vec::new() });
         }
@@ -222,7 +228,7 @@ mod tests {
     fn each_operation_and_seed_is_a_job_the_smallest_last() {
         let names =
             ["cuda-sim::norm::a", "cuda-sim::grad_norm::a", "cuda-sim::grad_norm::b", "cuda-sim::cast::a"];
-        let jobs = by_operation(&names.map(str::to_owned), &[7, 8]);
+        let jobs = by_operation(Backend::CudaSim, &names.map(str::to_owned), &[7, 8]);
         let seeds: Vec<_> = jobs.iter().map(|job| (job.title(), job.skipped.join(" "))).collect();
         let seed = |seed, skipped: &str| (format!("cuda-sim, seed {seed}"), skipped.to_owned());
         assert_eq!(
