@@ -23,7 +23,7 @@ cases![
 ];
 
 /// Vectors and tiles, whole and cut.
-const SHAPES: [[usize; 2]; 6] = [[1, 1], [5, 13], [3, 32], [130, 72], [129, 66], [2, 8200]];
+const SHAPES: [[usize; 2]; 7] = [[1, 1], [5, 13], [3, 32], [128, 64], [130, 72], [129, 66], [2, 8200]];
 
 /// Values on both sides of every border, each with both signs. `ulp` is the f32's.
 fn borders() -> Vec<f32> {
@@ -50,9 +50,14 @@ fn borders() -> Vec<f32> {
     positive.into_iter().flat_map(|v| [v, -v]).collect()
 }
 
-/// The borders, one after the other, until the shape is full.
+/// The borders and a one, over and over, until the shape is full: an odd number, so that each comes to every place of a thread's.
 fn filled([rows, cols]: [usize; 2], dtype: DType, device: &Device) -> Result<Tensor> {
-    tensor(borders().into_iter().cycle().take(rows * cols).collect(), [rows, cols], dtype, device)
+    tensor(
+        borders().into_iter().chain([1.0]).cycle().take(rows * cols).collect(),
+        [rows, cols],
+        dtype,
+        device,
+    )
 }
 
 /// Returns the counts that `values` should give.
