@@ -44,7 +44,7 @@ use crate::{DType, Encoding, Error, Fp8Tensor, Result, Shape, Tensor};
 /// let options = ScoreOptions { softmax_scale: Some(0.0), ..Default::default() };
 /// let (o, saved) = ops::attention_fp8(&x, &x, &x, &Sequences::Full, options, DType::F32)?;
 /// assert_eq!(o.to_vec::<f32>()?, [1.0, 2.0]); // the second query sees both keys, each with 1/2
-/// assert_eq!(saved.row_sum.to_vec::<f32>()?, [1.0, 2.0]);
+/// assert_eq!(saved.row_sum.unwrap().to_vec::<f32>()?, [1.0, 2.0]);
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 pub fn attention_fp8<'a>(
