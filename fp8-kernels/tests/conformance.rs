@@ -60,6 +60,10 @@ impl Backend {
         matches!(self, Self::Cuda | Self::CudaDnn)
     }
 
+    const fn is_simulated(self) -> bool {
+        matches!(self, Self::CudaSim | Self::CudaSimDnn)
+    }
+
     const fn has_cudnn(self) -> bool {
         matches!(self, Self::CudaSimDnn | Self::CudaDnn)
     }
@@ -159,7 +163,7 @@ fn main() -> ExitCode {
     for (name, kernels) in LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         println!("kernels of {name}: {kernels}");
     }
-    let clean = args.list || !backends.contains(&Backend::CudaSim) || simulator_is_clean();
+    let clean = args.list || !backends.iter().any(|backend| backend.is_simulated()) || simulator_is_clean();
     if conclusion.has_failed() || !clean { ExitCode::from(101) } else { ExitCode::SUCCESS }
 }
 
@@ -181,7 +185,7 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
                         BY_CUDNN.store(backend.has_cudnn(), Relaxed);
                         run(device)
                     };
-                    if backend == Backend::CudaSim && std::env::var_os(LIST).is_some() {
+                    if backend.is_simulated() && std::env::var_os(LIST).is_some() {
                         Trial::test(name.clone(), move || watched(&name, || run(&device)))
                     } else {
                         Trial::test(name, move || run(&device))

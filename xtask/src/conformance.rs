@@ -88,7 +88,7 @@ impl Job {
 }
 
 /// The names of a backend's cases, of those whose names contain the filter.
-fn names(program: &Path, backend: Backend, filter: Option<&str>) -> Result<Vec<String>> {
+pub(crate) fn names(program: &Path, backend: Backend, filter: Option<&str>) -> Result<Vec<String>> {
     let mut list = Job { backend, seed: None, skipped: Vec::new() }.command(program);
     list.arg("--list").args(filter);
     let listed = process::watch(list, LIMIT, |_| false)?.output;

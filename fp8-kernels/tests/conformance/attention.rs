@@ -151,14 +151,28 @@ fn every_length(device: &Device) -> Outcome {
 
 /// As many queries and keys as end inside each of a tile's loads: a row too many would be read behind the tensor's end.
 fn sizes_that_end_in_each_load(device: &Device) -> Outcome {
+    end_in_each_load(None, device)
+}
+
+pub(super) fn end_in_each_load(dropout: Option<(f32, u64, u64)>, device: &Device) -> Outcome {
     // cuDNN takes about a second for each size.
     let sparse = BY_CUDNN.load(Relaxed) && !device.is_simulated();
     for (dim, step, sizes) in if sparse { [(64, 48, 3), (128, 40, 4)] } else { [(64, 16, 8), (128, 8, 16)] } {
         for size in (0..sizes).map(|i| i * step + step / 2) {
             let (scale, lengths) = (1.0 / (dim as f64).sqrt(), None);
             let (batch, queries, keys, heads, groups) = (1, size, size, 1, 1);
-            let problem =
-                Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() };
+            let problem = Attention {
+                batch,
+                queries,
+                keys,
+                heads,
+                groups,
+                dim,
+                scale,
+                lengths,
+                dropout,
+                ..Default::default()
+            };
             for dtype in [DType::BF16, DType::F16] {
                 forward(&problem, &[dtype], device)?;
                 backward(&problem, &[dtype], device)?;
@@ -249,21 +263,44 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// What is out of range is told, and on a GPU counts as the nearest length that is in range.
 fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
     let options = ScoreOptions { causal: false, ..Default::default() };
+    let lengths = |length, other| Tensor::from_vec(vec![other, length, other], [3], device);
     for (dtype, dim) in
         [(DType::F32, 70), (DType::BF16, 64), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 128)]
     {
-        let (q, k) = (normal([3, 2, 2, dim], dtype, 1, device)?, normal([3, 3, 1, dim], dtype, 2, device)?);
+        // cuDNN takes at least 16 queries.
+        let (queries, keys) = (17, 19);
+        let q = normal([3, queries, 2, dim], dtype, 1, device)?;
+        let k = normal([3, keys, 1, dim], dtype, 2, device)?;
         let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, options)?;
-        for (length, other) in [(4, 3), (i32::MIN, 0)] {
-            let lengths = Tensor::from_vec(vec![other, length, other], [3], device)?;
-            let wording = format!("key length {length} at position 1 is out of range 0..4");
-            let result = ops::attention(&q, &k, &k, &Sequences::padded(&lengths), options);
-            refused_on(device, result, &format!("attention: {wording}"))?;
-            let result =
-                ops::attention_backward(&q, &q, &k, &k, &o, &saved, &Sequences::padded(&lengths), options);
-            refused_on(device, result, &format!("attention_backward: {wording}"))?;
+        let forward = |sequences: &Sequences| Ok(vec![ops::attention(&q, &k, &k, sequences, options)?.0]);
+        let backward = |sequences: &Sequences| {
+            let (dq, dk, dv) = ops::attention_backward(&q, &q, &k, &k, &o, &saved, sequences, options)?;
+            Ok(vec![dq, dk, dv])
+        };
+        let calls: [(&str, &dyn Fn(&Sequences) -> Result<Vec<Tensor>>); 2] =
+            [("attention", &forward), ("attention_backward", &backward)];
+        for ((op, call), is_query) in calls.into_iter().flat_map(|call| [(call, false), (call, true)]) {
+            let (whose, most) = if is_query { ("query", queries) } else { ("key", keys) };
+            for (length, other) in [(most as i32 + 1, most as i32), (i32::MIN, 0), (-1, 2)] {
+                let sequences = |length| {
+                    let lengths = Some(lengths(length, other)?);
+                    let (queries, keys) = if is_query { (lengths, None) } else { (None, lengths) };
+                    Ok::<_, fp8_kernels::Error>(Sequences::Padded { queries, keys })
+                };
+                let result = call(&sequences(length)?);
+                let got = result.as_ref().map(Clone::clone).unwrap_or_default();
+                let limit = most + 1;
+                let wording = format!("{op}: {whose} length {length} at position 1 is out of range 0..{limit}");
+                refused_on(device, result, &wording)?;
+                let want = call(&sequences(length.clamp(0, most as i32))?)?;
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let what = format!("{op}, result {i} of {dtype}, {whose} length {length}");
+                    same(&what, &got.to_f32_vec()?, &want.to_f32_vec()?, dim)?;
+                }
+            }
         }
     }
     Ok(())

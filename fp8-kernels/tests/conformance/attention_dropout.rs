@@ -1,6 +1,6 @@
 //! Dropout of attention's probabilities: masks by themselves, and results against the oracle's own random numbers.
 
-use super::attention::{backward, forward, inputs, row_sums, run};
+use super::attention::{backward, end_in_each_load, forward, inputs, row_sums, run};
 use super::case::{Outcome, cases};
 use super::compare::{ensure, equal, refused, same};
 use super::data::{normal, tensor};
@@ -16,6 +16,7 @@ cases![
     packed_sequences_have_the_masks_of_their_places: Dtypes,
     heads_of_a_part_drop_what_they_drop_in_the_whole: Dtypes,
     rows_keep_maxima_and_sums_without_dropout,
+    sizes_that_end_in_each_load,
     zero_probability_changes_nothing,
     draws_on_the_device_are_those_of_their_key,
     same_for_any_threads,
@@ -223,16 +224,23 @@ fn heads_of_a_part_drop_what_they_drop_in_the_whole(device: &Device, dtype: DTyp
 }
 
 fn rows_keep_maxima_and_sums_without_dropout(device: &Device) -> Outcome {
-    for (dtype, dim) in [(DType::F32, 5), (DType::BF16, 40), (DType::F16, 72)] {
-        let x = normal([1, 9, 2, dim], dtype, 1, device)?;
+    // Of 190 keys, each is a row's largest.
+    let dims = [(DType::F32, 5), (DType::BF16, 40), (DType::BF16, 128), (DType::F16, 64), (DType::F16, 72)];
+    for (dtype, dim) in dims {
+        let (q, k) =
+            (normal([1, 190, 2, dim], dtype, 1, device)?, normal([1, 190, 2, dim], dtype, 2, device)?);
         let dropout = Dropout { p: 0.5, draw: DropoutKey { seed: 1, offset: 0 }.into() };
         let options = ScoreOptions { dropout: Some(&dropout), ..Default::default() };
-        let (_, saved) = ops::attention(&x, &x, &x, &Sequences::Full, options)?;
-        let (_, whole) = ops::attention(&x, &x, &x, &Sequences::Full, ScoreOptions::default())?;
-        same("row_max", &saved.row_max.to_vec::<f32>()?, &whole.row_max.to_vec::<f32>()?, 9)?;
-        same("row_sum", &row_sums(&saved)?, &row_sums(&whole)?, 9)?;
+        let (_, saved) = ops::attention(&q, &k, &k, &Sequences::Full, options)?;
+        let (_, whole) = ops::attention(&q, &k, &k, &Sequences::Full, ScoreOptions::default())?;
+        same("row_max", &saved.row_max.to_vec::<f32>()?, &whole.row_max.to_vec::<f32>()?, 190)?;
+        same("row_sum", &row_sums(&saved)?, &row_sums(&whole)?, 190)?;
     }
     Ok(())
+}
+
+fn sizes_that_end_in_each_load(device: &Device) -> Outcome {
+    end_in_each_load(Some((0.3, 9, 4)), device)
 }
 
 fn zero_probability_changes_nothing(device: &Device) -> Outcome {

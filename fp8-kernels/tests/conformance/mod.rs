@@ -3,6 +3,7 @@
 mod cancel;
 mod case;
 mod compare;
+mod counters;
 mod data;
 mod edge;
 mod reference;
@@ -13,9 +14,11 @@ mod whole_blocks;
 mod accumulate;
 mod activation;
 mod activation_blocks;
+mod activation_counters;
 mod activation_tiles;
 mod adamw;
 mod adamw_codes;
+mod adamw_counters;
 mod adamw_skips;
 mod amax;
 mod attention;
@@ -30,7 +33,6 @@ mod attention_specials;
 mod cast;
 mod cells;
 mod compare_calls;
-mod counters;
 mod cross_entropy;
 mod cross_entropy_part;
 mod dropout;
@@ -49,6 +51,7 @@ mod loss_scale;
 mod norm;
 mod norm_ahead;
 mod norm_blocks;
+mod norm_counters;
 mod norm_gradients;
 mod norm_specials;
 mod optimizer;
@@ -58,6 +61,7 @@ mod permute;
 mod quantize;
 mod quantize_blocks;
 mod quantize_blocks_bf16;
+mod quantize_counters;
 mod quantize_many;
 mod quantize_many_bf16;
 mod quantize_mx_bf16;
@@ -82,9 +86,11 @@ pub(crate) const ALL: &[&[Case]] = &[
     accumulate::CASES,
     activation::CASES,
     activation_blocks::CASES,
+    activation_counters::CASES,
     activation_tiles::CASES,
     adamw::CASES,
     adamw_codes::CASES,
+    adamw_counters::CASES,
     adamw_skips::CASES,
     amax::CASES,
     attention::CASES,
@@ -99,7 +105,6 @@ pub(crate) const ALL: &[&[Case]] = &[
     cast::CASES,
     cells::CASES,
     compare_calls::CASES,
-    counters::CASES,
     cross_entropy::CASES,
     cross_entropy_part::CASES,
     dropout::CASES,
@@ -117,6 +122,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     norm::CASES,
     norm_ahead::CASES,
     norm_blocks::CASES,
+    norm_counters::CASES,
     norm_gradients::CASES,
     norm_specials::CASES,
     optimizer::CASES,
@@ -125,8 +131,9 @@ pub(crate) const ALL: &[&[Case]] = &[
     permute::CASES,
     quantize::CASES,
     quantize_blocks::CASES,
-    quantize_many::CASES,
     quantize_blocks_bf16::CASES,
+    quantize_counters::CASES,
+    quantize_many::CASES,
     quantize_many_bf16::CASES,
     quantize_mx_bf16::CASES,
     quantize_rows_bf16::CASES,

@@ -128,3 +128,24 @@ pub(super) fn sums(device: &Device, encoding: Encoding, rules: &[BlockRule]) -> 
     }
     Ok(())
 }
+
+/// `cases_of![B1x128, B128x128]`: the cases of a file whose kernels quantize with these scales.
+macro_rules! cases_of {
+    ($($blocks:ident),+) => {
+        $crate::cases::whole_blocks::cases_of!(
+            [$(fp8_format::Blocks::$blocks),+] several_tiles, special_values, needles, sums
+        );
+    };
+    ($blocks:tt $($name:ident),+) => {
+        $crate::cases::case::cases![$($name: Formats),+];
+
+        $(fn $name(
+            device: &fp8_kernels::Device,
+            encoding: fp8_kernels::Encoding,
+        ) -> $crate::cases::case::Outcome {
+            let rules = $crate::cases::whole_blocks::rules_of(&$blocks);
+            $crate::cases::whole_blocks::$name(device, encoding, &rules)
+        })+
+    };
+}
+pub(crate) use cases_of;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::conformance::{Backend, Job, Outcome};
+use crate::conformance::{self, Backend, Job, Outcome};
 use crate::mutate::edits::Mutant;
 use crate::process;
 use crate::workspace::Result;
@@ -36,7 +36,7 @@ pub(super) enum Verdict {
 /// The suite's program and what is known of it.
 pub(super) struct Suite {
     program: PathBuf,
-    /// The names of all cases on the simulated device.
+    /// The names of all cases on the simulated device, without cuDNN and with it.
     names: Vec<String>,
     /// Whether a case passes without a mutation, as far as that was tried.
     sound: Mutex<HashMap<String, bool>>,
@@ -44,24 +44,25 @@ pub(super) struct Suite {
 
 impl Suite {
     pub(super) fn list(program: &Path) -> Result<Self> {
-        let mut command = Job { backend: Backend::CudaSim, seed: None, skipped: Vec::new() }.command(program);
-        command.arg("--list");
-        let listed = process::watch(command, FOR_EVER, |_| false)?.output;
-        let names =
-            listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
+        let mut names = Vec::new();
+        for backend in [Backend::CudaSim, Backend::CudaSimDnn] {
+            names.extend(conformance::names(program, backend, None)?);
+        }
         Ok(Self { program: program.to_path_buf(), names, sound: Mutex::default() })
     }
 
     /// Those of the file's own operation, and of those that are called after it: `gemm_fp8` pads by kernels of `gemm`.
     fn cases(&self, file: &str) -> Vec<&str> {
+        let backend = backend(file).name();
         let operations: BTreeSet<&str> =
-            self.names.iter().filter_map(|name| name.split("::").nth(1)).collect();
+            self.names.iter().filter_map(|name| parts(name)).map(|(_, operation)| operation).collect();
         let operation = operation(file, &operations);
         let is_its = |other: &str| {
             let rest = operation.and_then(|operation| other.strip_prefix(operation));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         };
-        let is_user = |name: &&str| name.split("::").nth(1).is_some_and(is_its);
+        let is_user =
+            |name: &&str| parts(name).is_some_and(|(runs_on, other)| runs_on == backend && is_its(other));
         self.names.iter().map(String::as_str).filter(is_user).collect()
     }
 }
@@ -108,6 +109,17 @@ enum End {
     Failed(Option<String>),
     /// Stopped, as patience was at its end.
     Late,
+}
+
+/// The backend and the operation in the name of a case.
+fn parts(name: &str) -> Option<(&str, &str)> {
+    let mut parts = name.split("::");
+    Some((parts.next()?, parts.next()?))
+}
+
+/// Where the cases of a file run: its kernels are launched with cuDNN alone, or also without.
+fn backend(file: &str) -> Backend {
+    if file == "attention_library" { Backend::CudaSimDnn } else { Backend::CudaSim }
 }
 
 /// The operation whose kernels a file holds: the one of its name, or the longest that its name begins with.
@@ -307,7 +319,7 @@ impl<'a> Trial<'a> {
     fn command(&self, folder: &Path, names: &[&str]) -> Result<std::process::Command> {
         let list = folder.join("cases");
         fs::write(&list, names.join("\n"))?;
-        let mut command = Job { backend: Backend::CudaSim, seed: Some(0), skipped: Vec::new() }
+        let mut command = Job { backend: backend(&self.file), seed: Some(0), skipped: Vec::new() }
             .command(&self.suite.program);
         command.env("FP8_SIM_SNAPSHOTS", folder).env("FP8_CONFORMANCE_CASES", list);
         command.env("RUST_BACKTRACE", "0").arg("--test-threads=1");
@@ -343,6 +355,16 @@ mod tests {
         assert_eq!(of("attention_backward_kv"), Some("attention"));
         assert_eq!((of("gemm_fp8_pad"), of("gemm_pad")), (Some("gemm_fp8"), Some("gemm")));
         assert_eq!((of("grad_norm"), of("normal")), (None, None));
+    }
+
+    #[test]
+    fn kernels_around_cudnn_are_tried_by_the_cases_that_run_with_it() {
+        let names = ["cuda-sim::attention::bits", "cuda-sim-dnn::attention::bits", "cuda-sim::gemm::bits"];
+        let names = names.map(str::to_owned).to_vec();
+        let suite = Suite { program: PathBuf::new(), names, sound: Mutex::default() };
+        assert_eq!(suite.cases("attention_library"), ["cuda-sim-dnn::attention::bits"]);
+        assert_eq!(suite.cases("attention_plain"), ["cuda-sim::attention::bits"]);
+        assert_eq!(suite.cases("gemm"), ["cuda-sim::gemm::bits"]);
     }
 
     /// A suite of three cases: `quick` fails where the PTX has a `bug`, `slow` where it has a `deep` one, and
