@@ -2,27 +2,21 @@
 //! program of its own, because the version of the simulated cuDNN is that of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use fp8_cuda_sim::{Control, library_path};
-use fp8_nn::fp8_kernels::{CudaOptions, bf16};
+mod simulated;
+
+use fp8_nn::fp8_kernels::bf16;
 use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 const HIDDEN: usize = 256;
 const ROWS: usize = 72;
+/// Serves forward and backward.
+const CUDNN: Option<&str> = Some("92801");
 
 /// y, dx and all gradients of two steps of the layer, and the number of executions of cuDNN in them.
-fn train(cudnn: bool, attention: AttentionOptions, enabled: bool) -> (Vec<Vec<f32>>, u64) {
-    let library = library_path().unwrap();
-    let control = Control::open(&library).unwrap();
-    control.set("cudnn", "92801").unwrap();
-    let cuda = CudaOptions {
-        library: Some(library),
-        cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
-        cudnn: Some(cudnn),
-        ..CudaOptions::default()
-    };
-    let device = Device::cuda_with_options(&cuda).unwrap();
+fn train(cudnn: Option<&str>, attention: AttentionOptions, enabled: bool) -> (Vec<Vec<f32>>, u64) {
+    let (device, control) = simulated::open(cudnn);
     let options = TransformerLayerOptions {
         hidden_size: HIDDEN,
         ffn_hidden_size: HIDDEN,
@@ -74,10 +68,10 @@ fn a_layer_by_cudnn_is_that_by_our_kernels() {
     for (number, attention) in cases.into_iter().enumerate() {
         for enabled in if number == 0 { &[false, true][..] } else { &[false] } {
             let enabled = *enabled;
-            let (ours, none) = train(false, attention, enabled);
-            let (theirs, executions) = train(true, attention, enabled);
+            let (ours, none) = train(None, attention, enabled);
+            let (theirs, executions) = train(CUDNN, attention, enabled);
             assert_eq!((none, executions), (0, 4), "{attention:?}");
-            assert_eq!(train(true, attention, enabled).0, theirs, "{attention:?}: not the same twice");
+            assert_eq!(train(CUDNN, attention, enabled).0, theirs, "{attention:?}: not the same twice");
             for (tensor, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
                 // Codes of FP8 flip where attention differs in its last bit; those of gradients have steps of a quarter.
                 let most = if enabled { 0.15 } else { 0.01 };

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "an allocator that counts")]
 
-use fp8_cuda_sim::{Control, library_path};
-use fp8_nn::fp8_kernels::CudaOptions;
+mod simulated;
+
 use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -56,14 +56,7 @@ impl Host {
 }
 
 fn host(enabled: bool) -> Host {
-    let library = library_path().unwrap();
-    let control = Control::open(&library).unwrap();
-    let cuda = CudaOptions {
-        library: Some(library),
-        cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
-        ..CudaOptions::default()
-    };
-    let device = Device::cuda_with_options(&cuda).unwrap();
+    let (device, control) = simulated::open(None);
     let options =
         LinearOptions { in_features: 64, out_features: 64, params_dtype: DType::BF16, ..Default::default() };
     let mut rng = ChaCha8Rng::seed_from_u64(1);

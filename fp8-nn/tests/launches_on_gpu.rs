@@ -2,22 +2,11 @@
 //! of its own, because the counts are those of the process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use fp8_cuda_sim::{Control, library_path};
-use fp8_nn::fp8_kernels::CudaOptions;
+mod simulated;
+
 use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-
-/// The simulated GPU, and its counters.
-fn open() -> (Device, Control) {
-    let library = library_path().unwrap();
-    let cuda = CudaOptions {
-        library: Some(library.clone()),
-        cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
-        ..CudaOptions::default()
-    };
-    (Device::cuda_with_options(&cuda).unwrap(), Control::open(&library).unwrap())
-}
 
 fn rng() -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(1)
@@ -29,7 +18,7 @@ fn launches_of<M: Module>(
     recipe: &Recipe,
     scope: &AutocastOptions,
 ) -> (u64, Vec<String>) {
-    let (device, control) = open();
+    let (device, control) = simulated::open(None);
     let mut model = make(&device);
     let mut scaling = Scaling::new(&model, &device).unwrap();
     let x = Tensor::full(0.5, [1, 8, 32], DType::F32, &device).unwrap();
@@ -123,7 +112,7 @@ fn attention_reads_and_writes_where_projections_do() {
 
 /// New keys and values go to the cache from the projection's output.
 fn generation_reads_and_appends_where_projections_write() {
-    let (device, control) = open();
+    let (device, control) = simulated::open(None);
     let options = GptOptions {
         vocab_size: 16,
         num_layers: 1,

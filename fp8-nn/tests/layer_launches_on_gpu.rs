@@ -3,12 +3,13 @@
 //! process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod simulated;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use fp8_cuda_sim::{Control, library_path};
-use fp8_nn::fp8_kernels::{CudaOptions, bf16};
+use fp8_nn::fp8_kernels::bf16;
 use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -29,16 +30,7 @@ const HIDDEN: usize = 256;
 
 /// The launches of a trained layer's forward and backward, by name. `weight_codes`: the optimizer writes the weights' codes.
 fn launches(cudnn: &str, weight_codes: bool) -> BTreeMap<String, u64> {
-    let library = library_path().unwrap();
-    let control = Control::open(&library).unwrap();
-    control.set("cudnn", cudnn).unwrap();
-    let cuda = CudaOptions {
-        library: Some(library),
-        cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
-        cudnn: Some(true),
-        ..CudaOptions::default()
-    };
-    let device = Device::cuda_with_options(&cuda).unwrap();
+    let (device, control) = simulated::open(Some(cudnn));
     let options = TransformerLayerOptions {
         hidden_size: HIDDEN,
         ffn_hidden_size: 128,

@@ -98,24 +98,13 @@ impl Committed {
     }
 }
 
-/// Refuses works that no case has.
-fn expect_known(works: &[String], cases: &cases::Cases) -> Result {
-    let Some(work) = works.iter().find(|work| cases.cases.iter().all(|case| case.work != **work)) else {
-        return Ok(());
-    };
-    let known: std::collections::BTreeSet<&str> = cases.cases.iter().map(|case| &*case.work).collect();
-    let known: Vec<&str> = known.into_iter().collect();
-    Err(format!("sass: no case of {work} in fp8-kernels/ptx/sass-cases.txt; there are {}", known.join(", "))
-        .into())
-}
-
 pub(crate) fn run(options: &Sass) -> Result<ExitCode> {
     if options.check {
         println!("{}", check()?);
         return Ok(ExitCode::SUCCESS);
     }
     let committed = Committed::read()?;
-    expect_known(&options.works, &committed.cases)?;
+    committed.cases.expect(&options.works)?;
     if options.layer || options.peers {
         let peers = !options.peers || peers::print(&committed.table)?;
         let layer = !options.layer || layer::print(&committed.table)?;

@@ -1,4 +1,4 @@
-//! What activations and their gradients count, at the borders of each count.
+//! The counts of activations and of their gradients, at the borders of each.
 
 use super::case::{Outcome, cases};
 use super::compare::equal;

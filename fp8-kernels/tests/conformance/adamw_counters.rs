@@ -1,4 +1,4 @@
-//! What the step of AdamW counts as it quantizes the new parameters, at the borders of each count.
+//! The counts of the step of AdamW, which quantizes the new parameters, at the borders of each.
 
 use super::adamw::STEP;
 use super::case::{Outcome, cases};

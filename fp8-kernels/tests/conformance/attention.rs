@@ -26,11 +26,9 @@ cases![
 
 /// Sizes around one block of scores, primes, odd head dimensions, groups, padding.
 fn problems() -> Vec<Attention> {
-    let problem = |[batch, queries, keys, heads, groups, dim]: [usize; 6],
-                   causal,
-                   lengths: Option<&[usize]>| {
-        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
-        Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths, ..Default::default() }
+    let problem = |extents, causal, lengths: Option<&[usize]>| {
+        let lengths = lengths.map(<[usize]>::to_vec);
+        Attention { causal, lengths, ..Attention::new(extents) }
     };
     vec![
         problem([1, 1, 1, 1, 1, 1], true, None),
@@ -53,11 +51,9 @@ fn problems() -> Vec<Attention> {
 
 /// Head sizes of each padding and around it, with groups, padding, tiles that end inside and one behind the other.
 fn wide_problems() -> Vec<Attention> {
-    let problem = |[batch, queries, keys, heads, groups, dim]: [usize; 6],
-                   causal,
-                   lengths: Option<&[usize]>| {
-        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
-        Attention { batch, queries, keys, heads, groups, dim, causal, scale, lengths, ..Default::default() }
+    let problem = |extents, causal, lengths: Option<&[usize]>| {
+        let lengths = lengths.map(<[usize]>::to_vec);
+        Attention { causal, lengths, ..Attention::new(extents) }
     };
     vec![
         problem([2, 1, 1, 2, 1, 64], true, None),
@@ -139,10 +135,8 @@ fn head_sizes_of_tensor_cores(device: &Device) -> Outcome {
 /// Keys that end at each column of the tiles, so that each comparison of a column decides.
 fn every_length(device: &Device) -> Outcome {
     for (dim, dtype) in [40, 72].into_iter().flat_map(|dim| [DType::BF16, DType::F16].map(|d| (dim, d))) {
-        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), Some((1..=64).collect()));
-        let (batch, queries, keys, heads, groups) = (64, 9, 64, 1, 1);
-        let problem =
-            Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() };
+        let lengths = Some((1..=64).collect());
+        let problem = Attention { lengths, ..Attention::new([64, 9, 64, 1, 1, dim]) };
         forward(&problem, &[dtype], device)?;
         backward(&problem, &[dtype], device)?;
     }
@@ -159,20 +153,7 @@ pub(super) fn end_in_each_load(dropout: Option<(f32, u64, u64)>, device: &Device
     let sparse = BY_CUDNN.load(Relaxed) && !device.is_simulated();
     for (dim, step, sizes) in if sparse { [(64, 48, 3), (128, 40, 4)] } else { [(64, 16, 8), (128, 8, 16)] } {
         for size in (0..sizes).map(|i| i * step + step / 2) {
-            let (scale, lengths) = (1.0 / (dim as f64).sqrt(), None);
-            let (batch, queries, keys, heads, groups) = (1, size, size, 1, 1);
-            let problem = Attention {
-                batch,
-                queries,
-                keys,
-                heads,
-                groups,
-                dim,
-                scale,
-                lengths,
-                dropout,
-                ..Default::default()
-            };
+            let problem = Attention { dropout, ..Attention::new([1, size, size, 1, 1, dim]) };
             for dtype in [DType::BF16, DType::F16] {
                 forward(&problem, &[dtype], device)?;
                 backward(&problem, &[dtype], device)?;
@@ -183,38 +164,16 @@ pub(super) fn end_in_each_load(dropout: Option<(f32, u64, u64)>, device: &Device
 }
 
 fn head_sizes_beyond_one_part(device: &Device) -> Outcome {
-    let scale = 1.0 / (130f64).sqrt();
-    let problem = Attention {
-        batch: 1,
-        queries: 34,
-        keys: 67,
-        heads: 2,
-        groups: 1,
-        dim: 130,
-        causal: true,
-        scale,
-        lengths: Some(vec![33]),
-        ..Default::default()
-    };
+    let lengths = Some(vec![33]);
+    let problem = Attention { causal: true, lengths, ..Attention::new([1, 34, 67, 2, 1, 130]) };
     forward(&problem, &[DType::F32, DType::BF16], device)?;
     backward(&problem, &[DType::F32, DType::F16], device)
 }
 
 fn long_sequences(device: &Device) -> Outcome {
-    let problem = |queries, keys, dim: usize, lengths| {
-        let scale = 1.0 / (dim as f64).sqrt();
-        Attention {
-            batch: 1,
-            queries,
-            keys,
-            heads: 2,
-            groups: 1,
-            dim,
-            causal: true,
-            scale,
-            lengths,
-            ..Default::default()
-        }
+    let problem = |queries, keys, dim, lengths| {
+        let extents = [1, queries, keys, 2, 1, dim];
+        Attention { causal: true, lengths, ..Attention::new(extents) }
     };
     let (long, ragged) = (problem(512, 512, 16, None), problem(200, 327, 8, Some(vec![190])));
     forward(&long, &[DType::BF16], device)?;
@@ -263,7 +222,7 @@ fn saved_rows_are_maxima_and_sums(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// What is out of range is told, and on a GPU counts as the nearest length that is in range.
+/// Lengths out of range are told, and on a GPU count as the nearest that are in range.
 fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
     let options = ScoreOptions { causal: false, ..Default::default() };
     let lengths = |length, other| Tensor::from_vec(vec![other, length, other], [3], device);
@@ -275,14 +234,15 @@ fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
         let q = normal([3, queries, 2, dim], dtype, 1, device)?;
         let k = normal([3, keys, 1, dim], dtype, 2, device)?;
         let (o, saved) = ops::attention(&q, &k, &k, &Sequences::Full, options)?;
-        let forward = |sequences: &Sequences| Ok(vec![ops::attention(&q, &k, &k, sequences, options)?.0]);
-        let backward = |sequences: &Sequences| {
+        let call = |op: &str, sequences: &Sequences| -> Result<Vec<Tensor>> {
+            if op == "attention" {
+                return Ok(vec![ops::attention(&q, &k, &k, sequences, options)?.0]);
+            }
             let (dq, dk, dv) = ops::attention_backward(&q, &q, &k, &k, &o, &saved, sequences, options)?;
             Ok(vec![dq, dk, dv])
         };
-        let calls: [(&str, &dyn Fn(&Sequences) -> Result<Vec<Tensor>>); 2] =
-            [("attention", &forward), ("attention_backward", &backward)];
-        for ((op, call), is_query) in calls.into_iter().flat_map(|call| [(call, false), (call, true)]) {
+        let ops = ["attention", "attention_backward"];
+        for (op, is_query) in ops.into_iter().flat_map(|op| [(op, false), (op, true)]) {
             let (whose, most) = if is_query { ("query", queries) } else { ("key", keys) };
             for (length, other) in [(most as i32 + 1, most as i32), (i32::MIN, 0), (-1, 2)] {
                 let sequences = |length| {
@@ -290,12 +250,13 @@ fn lengths_out_of_range_are_told(device: &Device) -> Outcome {
                     let (queries, keys) = if is_query { (lengths, None) } else { (None, lengths) };
                     Ok::<_, fp8_kernels::Error>(Sequences::Padded { queries, keys })
                 };
-                let result = call(&sequences(length)?);
+                let result = call(op, &sequences(length)?);
                 let got = result.as_ref().map(Clone::clone).unwrap_or_default();
                 let limit = most + 1;
-                let wording = format!("{op}: {whose} length {length} at position 1 is out of range 0..{limit}");
+                let wording =
+                    format!("{op}: {whose} length {length} at position 1 is out of range 0..{limit}");
                 refused_on(device, result, &wording)?;
-                let want = call(&sequences(length.clamp(0, most as i32))?)?;
+                let want = call(op, &sequences(length.clamp(0, most as i32))?)?;
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                     let what = format!("{op}, result {i} of {dtype}, {whose} length {length}");
                     same(&what, &got.to_f32_vec()?, &want.to_f32_vec()?, dim)?;
@@ -352,19 +313,8 @@ fn the_oracle_is_its_own_derivative(_: &Device) -> Outcome {
 
 fn is_its_own_derivative(dropout: Option<(f32, u64, u64)>) -> Outcome {
     let lengths = Some(vec![4, 2]);
-    let problem = Attention {
-        batch: 2,
-        queries: 3,
-        keys: 4,
-        heads: 4,
-        groups: 2,
-        dim: 3,
-        causal: true,
-        scale: 0.6,
-        lengths,
-        dropout,
-        ..Default::default()
-    };
+    let problem =
+        Attention { causal: true, scale: 0.6, lengths, dropout, ..Attention::new([2, 3, 4, 4, 2, 3]) };
     let mut random = data::Random::new(5);
     let mut values = |n| random.normals(n).into_iter().map(f64::from).collect::<Vec<_>>();
     let [q, k, v, dy] = [72, 48, 48, 72].map(&mut values);

@@ -25,28 +25,10 @@ cases![
 
 /// Numbers of keys that are no multiple of four, probabilities, masks and padding.
 fn problems(small: bool) -> Vec<Attention> {
-    let problem = |[batch, queries, keys, heads, groups, dim]: [usize; 6],
-                   causal: bool,
-                   window,
-                   lengths: Option<&[usize]>,
-                   dropout| {
-        let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
+    let problem = |extents, causal: bool, window, lengths: Option<&[usize]>, dropout| {
+        let lengths = lengths.map(<[usize]>::to_vec);
         let (dropout, bottom_right) = (Some(dropout), !causal);
-        Attention {
-            batch,
-            queries,
-            keys,
-            heads,
-            groups,
-            dim,
-            causal,
-            scale,
-            lengths,
-            window,
-            dropout,
-            bottom_right,
-            ..Default::default()
-        }
+        Attention { causal, lengths, window, dropout, bottom_right, ..Attention::new(extents) }
     };
     let (none, some) = ([None, None], [Some(9), Some(3)]);
     if small {
@@ -139,9 +121,7 @@ fn masks_are_those_of_the_oracle(device: &Device, dtype: DType) -> Outcome {
     for [queries, keys, dim] in [[67, 70, 64], [9, 133, 128], [35, 70, 33]] {
         for (p, seed) in [(0.5, 11), (0.9, 12)] {
             let dropout = Some((p, seed, 3));
-            let (batch, heads, groups, scale) = (1, 2, 1, 1.0);
-            let problem =
-                Attention { batch, queries, keys, heads, groups, dim, scale, dropout, ..Default::default() };
+            let problem = Attention { dropout, ..Attention::new([1, queries, keys, 2, 1, dim]) };
             check_mask(&problem, &Sequences::Full, |_, _| true, dtype, device)?;
         }
     }
@@ -160,20 +140,8 @@ fn packed_sequences_have_the_masks_of_their_places(device: &Device, dtype: DType
         })
     };
     for dim in [64, 33] {
-        let (batch, queries, keys, heads, groups, scale, causal) = (1, 72, 72, 2, 1, 1.0, true);
         let dropout = Some((0.5, 21, 0));
-        let problem = Attention {
-            batch,
-            queries,
-            keys,
-            heads,
-            groups,
-            dim,
-            scale,
-            causal,
-            dropout,
-            ..Default::default()
-        };
+        let problem = Attention { causal: true, dropout, ..Attention::new([1, 72, 72, 2, 1, dim]) };
         let sees = |query, key| key <= query && of(query) == of(key);
         check_mask(&problem, &packing, sees, dtype, device)?;
     }

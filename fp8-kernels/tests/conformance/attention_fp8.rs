@@ -44,12 +44,8 @@ pub(super) fn quantized(x: &Tensor, encoding: Encoding) -> Result<Fp8Tensor> {
     }
 }
 
-pub(super) fn problem(
-    [batch, queries, keys, heads, groups, dim]: [usize; 6],
-    lengths: Option<&[usize]>,
-) -> Attention {
-    let (scale, lengths) = (1.0 / (dim as f64).sqrt(), lengths.map(<[usize]>::to_vec));
-    Attention { batch, queries, keys, heads, groups, dim, scale, lengths, ..Default::default() }
+pub(super) fn problem(extents: [usize; 6], lengths: Option<&[usize]>) -> Attention {
+    Attention { lengths: lengths.map(<[usize]>::to_vec), ..Attention::new(extents) }
 }
 
 impl Call {

@@ -19,16 +19,9 @@ cases![
 /// Windows, diagonals, padded queries, each around the edges of tiles.
 fn windows_and_diagonals(device: &Device) -> Outcome {
     let problem = |[batch, queries, keys, dim]: [usize; 4], window, bottom_right| Attention {
-        batch,
-        queries,
-        keys,
-        heads: 2,
-        groups: 1,
-        dim,
-        scale: 1.0 / (dim as f64).sqrt(),
         window,
         bottom_right,
-        ..Default::default()
+        ..Attention::new([batch, queries, keys, 2, 1, dim])
     };
     let problems = [
         problem([1, 70, 70, 8], [Some(5), None], false),
@@ -58,10 +51,7 @@ fn windows_and_diagonals(device: &Device) -> Outcome {
 fn windows_that_end_at_each_column(device: &Device) -> Outcome {
     for (dim, dtype) in [40, 72].into_iter().flat_map(|dim| [DType::BF16, DType::F16].map(|d| (dim, d))) {
         for window in [[Some(1), Some(0)], [Some(8), Some(3)], [Some(13), Some(6)]] {
-            let scale = 1.0 / (dim as f64).sqrt();
-            let (batch, queries, keys, heads, groups) = (1, 64, 72, 1, 1);
-            let problem =
-                Attention { batch, queries, keys, heads, groups, dim, scale, window, ..Default::default() };
+            let problem = Attention { window, ..Attention::new([1, 64, 72, 1, 1, dim]) };
             forward(&problem, &[dtype], device)?;
             backward(&problem, &[dtype], device)?;
         }

@@ -35,17 +35,7 @@ fn rows_without_keys_are_zero(device: &Device) -> Outcome {
 
 fn maxima_that_rise_from_block_to_block(device: &Device) -> Outcome {
     let (s, dim) = (200, 2);
-    let problem = Attention {
-        batch: 1,
-        queries: s,
-        keys: s,
-        heads: 1,
-        groups: 1,
-        dim,
-        causal: false,
-        scale: 0.5,
-        ..Default::default()
-    };
+    let problem = Attention { scale: 0.5, ..Attention::new([1, s, s, 1, 1, dim]) };
     let options = ScoreOptions { causal: false, softmax_scale: Some(0.5), ..Default::default() };
     for direction in [1.0, -1.0] {
         let q = Tensor::full(1.0, [1, s, 1, dim], DType::F32, device)?;

@@ -6,7 +6,8 @@ use crate::oracle::fp8;
 use fp8_kernels::{CounterValues, DType, Device, Encoding, Result, Tensor};
 
 /// Vectors and tiles, whole and cut.
-pub(super) const SHAPES: [[usize; 2]; 7] = [[1, 1], [5, 13], [3, 32], [128, 64], [130, 72], [129, 66], [2, 8200]];
+pub(super) const SHAPES: [[usize; 2]; 7] =
+    [[1, 1], [5, 13], [3, 32], [128, 64], [130, 72], [129, 66], [2, 8200]];
 
 /// Values on both sides of every border, each with both signs. `ulp` is the f32's.
 fn borders() -> Vec<f32> {

@@ -1,4 +1,4 @@
-//! What norms count, at the borders of each count.
+//! The counts of norms, at the borders of each.
 
 use super::case::{Outcome, cases};
 use super::compare::equal;

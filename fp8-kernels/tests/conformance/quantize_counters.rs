@@ -1,11 +1,12 @@
-//! What quantize counts, at the borders of each count.
+//! The counts of quantize, at the borders of each.
 
 use super::case::{Outcome, cases};
 use super::compare::equal;
 use super::counters::{SHAPES, filled, wanted};
 use super::data::{exact, tensor};
 use fp8_kernels::{
-    Cell, CounterValues, Counters, DType, Device, Encoding, Operand, Result, Slot, Tensor, TransposePolicy, ops,
+    Cell, CounterValues, Counters, DType, Device, Encoding, Operand, Result, Slot, Tensor, TransposePolicy,
+    ops,
 };
 
 cases![

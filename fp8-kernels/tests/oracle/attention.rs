@@ -24,6 +24,12 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
+    /// All keys are seen, and scores have the usual scale, 1/√`dim`.
+    pub(crate) fn new([batch, queries, keys, heads, groups, dim]: [usize; 6]) -> Self {
+        let scale = 1.0 / (dim as f64).sqrt();
+        Self { batch, queries, keys, heads, groups, dim, scale, ..Self::default() }
+    }
+
     pub(super) fn q(&self, b: usize, i: usize, h: usize, c: usize) -> usize {
         ((b * self.queries + i) * self.heads + h) * self.dim + c
     }

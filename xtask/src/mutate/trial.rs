@@ -117,7 +117,7 @@ fn parts(name: &str) -> Option<(&str, &str)> {
     Some((parts.next()?, parts.next()?))
 }
 
-/// Where the cases of a file run: its kernels are launched with cuDNN alone, or also without.
+/// The backend whose cases launch the kernels of a file: some are launched with cuDNN alone.
 fn backend(file: &str) -> Backend {
     if file == "attention_library" { Backend::CudaSimDnn } else { Backend::CudaSim }
 }

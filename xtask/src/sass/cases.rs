@@ -1,6 +1,6 @@
 //! The launches that are counted: `fp8-kernels/ptx/sass-cases.txt`, whose header describes a line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::memory::{Content, Memory};
 use super::signatures::{Kind, Parameters};
@@ -54,6 +54,18 @@ pub(super) struct Case {
 pub(super) struct Cases {
     pub(super) cases: Vec<Case>,
     pub(super) without: BTreeMap<String, String>,
+}
+
+impl Cases {
+    /// Refuses works that no case has.
+    pub(super) fn expect(&self, works: &[String]) -> Result {
+        let Some(work) = works.iter().find(|work| self.cases.iter().all(|case| case.work != **work)) else {
+            return Ok(());
+        };
+        let known: BTreeSet<&str> = self.cases.iter().map(|case| &*case.work).collect();
+        let known = Vec::from_iter(known).join(", ");
+        Err(format!("sass: no case of {work} in fp8-kernels/ptx/sass-cases.txt; there are {known}").into())
+    }
 }
 
 /// # Errors
@@ -322,6 +334,19 @@ mod tests {
         assert_eq!((word(32) as u32, word(40)), (0.5_f32.to_bits(), 0));
         let longer = cases.cases[0].launch(&signature(), 256, true).unwrap();
         assert_eq!(longer.parameters[16], 8);
+    }
+
+    #[test]
+    fn works_that_no_case_has_are_refused() {
+        let cases = read(&format!("{LINE}\n{}\n", LINE.replace("cast+T", "cast"))).unwrap();
+        let ask =
+            |works: &[&str]| cases.expect(&works.iter().map(|work| (*work).to_owned()).collect::<Vec<_>>());
+        assert!(ask(&[]).is_ok() && ask(&["cast", "cast+T"]).is_ok());
+        let error = ask(&["cast", "cast+t"]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "sass: no case of cast+t in fp8-kernels/ptx/sass-cases.txt; there are cast, cast+T"
+        );
     }
 
     #[test]

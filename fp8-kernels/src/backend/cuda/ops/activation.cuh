@@ -51,15 +51,7 @@ __device__ __forceinline__ float sigmoid_near(float x) {
     const float ROUND = 12582912.0f;
     const float shifted = x * -1.44269504088896340736f + ROUND;
     const float k = shifted - ROUND;
-    float r = fmaf(k, -0.6933594f, -x);
-    r = fmaf(k, 0.00021219444f, r);
-    float p = 0.00019918448f;
-    p = fmaf(p, r, 0.0013946119f);
-    p = fmaf(p, r, 0.008333264f);
-    p = fmaf(p, r, 0.04166627f);
-    p = fmaf(p, r, 0.16666667f);
-    p = fmaf(p, r, 0.5f);
-    p = fmaf(p * r, r, r) + 1.0f;
+    const float p = exp_of_rest(-x, k);
     const float power = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
     return inverse_of(fmaf(p, power, 1.0f));
 }

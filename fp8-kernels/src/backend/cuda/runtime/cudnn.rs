@@ -17,6 +17,7 @@ mod numbers;
 mod plan;
 
 pub(crate) use attention::{Attention, Direction, Element, Layout, Lengths, Mask, Sums};
+pub(super) use device::not_open;
 pub(crate) use device::{Bound, Dnn};
 pub(crate) use graph::Place;
 pub(super) use library::Cudnn;

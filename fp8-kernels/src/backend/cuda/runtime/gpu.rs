@@ -3,7 +3,7 @@
 use super::cache::Cache;
 use super::capture::Recorded;
 use super::context::{self, Context};
-use super::cudnn::{Attention, Bound, Dnn, Sums};
+use super::cudnn::{Attention, Bound, Dnn, Sums, not_open};
 use super::entry::Entry;
 use super::environment::Environment;
 use super::fault::Decode;
@@ -196,7 +196,7 @@ impl Gpu {
         match self.dnn()? {
             // SAFETY: the caller's.
             Some(dnn) => unsafe { dnn.run(self, op, call, deterministic, scale, bound) },
-            None => Ok(()), // `dnn_serves` said no
+            None => Err(not_open(op)),
         }
     }
 

@@ -232,6 +232,17 @@ fn describe(call: &Attention) -> String {
     )
 }
 
+/// The error of a call that runs though no cuDNN serves it.
+pub(in super::super) fn not_open(op: &'static str) -> Error {
+    Error::Cudnn {
+        op,
+        call: "cudnnBackendExecute",
+        code: NOT_SUPPORTED.start,
+        text: "cuDNN is not open".to_owned(),
+        remedy: "FP8_CUDNN=0 computes attention without it".to_owned(),
+    }
+}
+
 fn error(library: &Cudnn, op: &'static str, (call, status): Failure) -> Error {
     Error::Cudnn {
         op,
