@@ -3,8 +3,8 @@
 use crate::{ProcessGroup, Result};
 use fp8_kernels::{Device, Element, Tensor, TunedProducts};
 
-/// Makes all ranks use the kernels that [tuning](fp8_kernels::TunedProducts) chose on rank `root`, and returns how many of them
-/// this rank's device takes.
+/// Makes all ranks use the kernels that [tuning](fp8_kernels::TunedProducts) chose on rank `root`, for the products that it has
+/// tuned, and returns how many of them this rank's device takes.
 ///
 /// Ranks that time kernels each on their own may choose differently, and then round differently. Call this after the steps in
 /// which products are tuned and before one is recorded. Choices for another GPU or another version of cuBLASLt are ignored.
@@ -37,8 +37,10 @@ pub fn share_tuned_products(group: &dyn ProcessGroup, device: &Device, root: usi
     // The received length may be any number; creating the tensor checks it.
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     let text = broadcast(group, "tuned products", text.into_bytes(), length, root, device)?;
-    // What another version of this library writes is not used.
-    let tuned: TunedProducts = String::from_utf8_lossy(&text).parse().unwrap_or_default();
+    let tuned = String::from_utf8_lossy(&text).parse().unwrap_or_else(|error| {
+        tracing::warn!(%error, root, "the tuned products of a rank are not used");
+        TunedProducts::default()
+    });
     own(group, device.use_tuned_products(&tuned))
 }
 

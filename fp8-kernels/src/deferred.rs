@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 ///
 /// Pass it to [`Device::defer`](crate::Device::defer). A recorded step runs again and again, but the host's decision to do the work is
 /// not part of it. So [`Device::capture`](crate::Device::capture) has all work done before a recording begins, and the work that
-/// was put off while recording becomes the end of the recorded step.
+/// was put off while recording becomes the end of the recorded step. If a recording fails, nothing of it has run, and work that was
+/// done in it is still to be done: [`Replayed::retreat`](crate::Replayed::retreat) tells.
 ///
 /// ```
 /// use fp8_kernels::{DType, Deferred, Device, Result, Tensor};
@@ -48,11 +49,15 @@ impl DeferredWork {
     /// Remembers `work` as long as it exists.
     pub(crate) fn add(&self, work: &Arc<dyn Deferred>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let added = Arc::downgrade(work);
+        if all.iter().any(|old| old.ptr_eq(&added)) {
+            return;
+        }
         // The vector is about to grow: a good time to forget what is gone.
         if all.len() == all.capacity() {
             all.retain(|work| work.strong_count() > 0);
         }
-        all.push(Arc::downgrade(work));
+        all.push(added);
     }
 
     /// Has all work done.
@@ -90,5 +95,9 @@ mod tests {
         assert!(all.0.lock().unwrap().len() < 10);
         all.settle().unwrap();
         assert_eq!(kept.0.load(Relaxed), 1);
+        // Work that is added again is done once.
+        all.add(&(kept.clone() as Arc<dyn Deferred>));
+        all.settle().unwrap();
+        assert_eq!(kept.0.load(Relaxed), 2);
     }
 }

@@ -98,7 +98,8 @@ impl Device {
     }
 
     /// Returns the kernels that tuning chose for matrix products on this device, with those that it took from a file or by
-    /// [`use_tuned_products`](Self::use_tuned_products). There are none on the CPU, before the first product, and without tuning.
+    /// [`use_tuned_products`](Self::use_tuned_products). The result is empty on the CPU, before the first product, and if nothing was
+    /// tuned or loaded.
     ///
     /// ```
     /// assert!(fp8_kernels::Device::cpu().tuned_products().is_empty());

@@ -57,7 +57,7 @@ impl Device {
     /// Records the work that `step` queues on this GPU as one graph, and runs it once. The host's part of `step` runs during
     /// the call, and the recorded work after it.
     ///
-    /// Run the step a few times before. The first steps compile kernels, plan matrix products, allocate optimizer state and
+    /// Run the step a few times before. The first steps compile kernels, plan matrix products and attention, allocate optimizer state and
     /// arenas and calibrate scales, which cannot be recorded. No other thread may use the device during the call.
     ///
     /// # Errors
@@ -120,8 +120,9 @@ impl Device {
         }
     }
 
-    /// Has `work`, which may be put off on this device more than once, done before a step is recorded and at the end of a recorded
-    /// step. Does nothing on the CPU. The device forgets `work` when it is dropped. See [`Deferred`].
+    /// Registers `work`, which the device runs before a step is recorded, and at the end of the recorded step if it was put off
+    /// during the recording. The same work may be registered more than once. Does nothing on the CPU. The device forgets `work` when
+    /// it is dropped. See [`Deferred`].
     pub fn defer(&self, work: &Arc<dyn Deferred>) {
         match self.backend() {
             Backend::Cpu => {}

@@ -103,7 +103,9 @@ impl Backend {
 
     /// Why it does not run a case.
     fn lacks(self, case: &Case) -> Option<&'static str> {
-        if self.has_cudnn() && !["attention", "attention_sequences"].contains(&case.operation()) {
+        if self.has_cudnn()
+            && !["attention", "attention_sequences", "attention_log_sum_exp"].contains(&case.operation())
+        {
             return Some("no attention");
         }
         // Packed sequences are computed by this crate's kernels, and calls of their own by cuDNN.

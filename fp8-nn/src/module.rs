@@ -161,9 +161,10 @@ pub trait Module: Layer {
 
 /// Sets every gradient of a model to 0 in place. A gradient that shares its storage with another tensor gets new storage.
 ///
-/// The memory itself is set to 0 only where it must be: the next backward pass replaces what it holds, and whoever reads a gradient
-/// before finds zeros. In a step that is being recorded, this holds for each replay. A recorded step that does not call `zero_grad`
-/// adds to the gradients that it finds, so gradients are set to 0 at once as long as a graph of the device exists.
+/// The memory is set to 0 only if something reads the gradient before the next backward pass, which otherwise overwrites it; an
+/// embedding's, to which rows are added, is set to 0 first. A recorded step that calls `zero_grad` overwrites the gradients in every replay. A recorded step that does not call it adds to the
+/// gradients that it finds. Therefore, while a graph of the device exists, `zero_grad` outside of a recording sets gradients to 0 at
+/// once.
 ///
 /// ```
 /// use fp8_nn::prelude::*;

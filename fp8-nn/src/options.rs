@@ -61,9 +61,9 @@ pub struct AttentionOptions {
     /// Transformer Engine's default is 0.1. [`Scaling::set_dropout_seed`](crate::fp8_recipe::Scaling::set_dropout_seed) sets
     /// the seed.
     pub attention_dropout: f32,
-    /// Whether backward adds up the gradient of each query in an order of its own, so that equal steps give equal bits. If false,
-    /// cuDNN may add in any order ([`ops::ScoreOptions::deterministic`]): faster where its kernels in order are missing, and two runs
-    /// of one training then differ. Default: true.
+    /// Whether the backward pass sums the gradient of each query in a fixed order, so that equal steps give equal bits. If false,
+    /// cuDNN may sum in any order, and two runs of the same training differ. This matters on GPUs for which cuDNN has no kernel
+    /// with a fixed order, where this library's kernels are used otherwise ([`ops::ScoreOptions::deterministic`]). Default: true.
     pub deterministic: bool,
     /// Whether queries and keys are rotated by their position (RoPE over the whole head, in the rotate-half
     /// form). Default: false.

@@ -38,10 +38,10 @@ pub struct ScoreOptions<'a> {
     /// The place of q's heads among all heads of the layer, where this call has a part of them. The mask of `dropout` is that of
     /// all, so each head drops what it would drop in a call with all of them. Default: `None`, these are all.
     pub dropout_heads: Option<Part>,
-    /// Whether backward gives the same bits each time. If false, a GPU may add up the gradient of q in any order, which cuDNN
-    /// does on every GPU and from version 9.19 on; in order, it does so from 9.25 on for compute capability 9.0, and for 10.0
-    /// and 10.3. Elsewhere this crate's own kernels add in order and are slower. The price of `false` is that two runs of one
-    /// training differ. Default: true.
+    /// Whether the backward pass gives the same bits each time. If true, cuDNN computes it only where it sums the gradient of q
+    /// in a fixed order: on compute capability 9.0 with version 9.25 or newer, and on 10.0 and 10.3. Elsewhere this crate's
+    /// kernels do, which always use a fixed order. If false, cuDNN 9.19 or newer may sum in any order; two runs of the same
+    /// training then differ. It changes nothing on the CPU or without cuDNN. Default: true.
     pub deterministic: bool,
 }
 
@@ -200,8 +200,9 @@ pub(crate) struct BackwardCall<'a, T = Tensor> {
 /// With `options.dropout`, each probability is 0 with the probability p, and divided by 1 − p otherwise, before it is multiplied
 /// by its value. `options.dropout_heads` is for a call with a part of a layer's heads.
 ///
-/// Scores, softmax and sums are f32, and the result is rounded once. Scores are computed in blocks and never stored as a
-/// whole, so memory grows linearly with the sequence length. Returns `o` and what [`attention_backward`] needs.
+/// Scores, softmax and sums are f32, and the result is rounded once; cuDNN also rounds the probabilities to the dtype before they
+/// are multiplied by the values. Scores are computed in blocks and never stored as a whole, so memory grows linearly with the
+/// sequence length. Returns `o` and what [`attention_backward`] needs.
 ///
 /// # Errors
 /// Shapes other than these; heads that are not a multiple of groups; a head_dim of 0; different dtypes; keys and values in
@@ -234,7 +235,8 @@ pub fn attention<'a>(
 /// Returns `(dq, dk, dv)`, the gradients of [`attention`](attention())'s inputs, given `dy`, the gradient of its output `o`.
 ///
 /// Pass the inputs, options and results of the forward call. Scores are computed again, block by block. Each gradient has
-/// the shape and dtype of its tensor; those of a key and value head sum over its query heads, in their order.
+/// the shape and dtype of its tensor; those of a key and value head sum over its query heads, in their order. cuDNN rounds the part
+/// of each query head before they are summed.
 ///
 /// # Errors
 /// Those of [`attention`](attention()); a `dy` or `o` whose shape or dtype is not that of `q`; a `saved` of another call.
@@ -269,7 +271,7 @@ pub fn attention_backward<'a>(
     backward(op, dy, inputs, o, saved, sequences, options, GradLayout::Separate)?.separate(op)
 }
 
-/// As [`attention_backward`], with the gradients in the tensors of `layout`: side by side, as the backward pass of a projection
+/// Computes the gradients of [`attention_backward`] and returns them in the tensors that `layout` selects: side by side, as the backward pass of a projection
 /// of queries, keys and values takes them. The values are the same in every layout.
 ///
 /// # Errors

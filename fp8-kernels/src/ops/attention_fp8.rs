@@ -120,7 +120,8 @@ pub fn attention_fp8_backward<'a>(
     backward(dy, inputs, o, saved, sequences, options, GradLayout::Separate)?.separate(BACKWARD)
 }
 
-/// As [`attention_fp8_backward`](attention_fp8_backward()), with the gradients in the tensors of `layout`.
+/// Computes the gradients of [`attention_fp8_backward`](attention_fp8_backward()) and returns them in the tensors that `layout`
+/// selects.
 ///
 /// # Errors
 /// Those of [`attention_fp8_backward`](attention_fp8_backward()); gradients in one tensor of different numbers of queries and

@@ -43,7 +43,7 @@ impl sealed::Sealed for Fp8Tensor {
 /// Some heads of each token of a tensor, as [`attention`](crate::ops::attention()) and
 /// [`kv_cache_append`](crate::ops::kv_cache_append()) read them.
 ///
-/// A tensor `[batch, sequence, heads, head_dim]` is all of its heads: `(&tensor).into()`. In a tensor
+/// A tensor `[batch, sequence, heads, head_dim]` converts to all of its heads: `(&tensor).into()`. In a tensor
 /// `[batch, sequence, features]`, such as the output of a projection of queries, keys and values, heads are features that follow each other. The
 /// operations read them there: nothing is copied.
 ///

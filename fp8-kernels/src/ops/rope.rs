@@ -168,11 +168,11 @@ pub fn rope_backward<'a>(
 /// Applies rotary position embeddings to the first `heads` heads of each token of `x`, in place: as [`rope`](rope()) does. `name` identifies
 /// `x` in errors.
 ///
-/// `x` is `[batch, sequence, features]`, of which the heads are the first ones, or `[batch, sequence, heads, head_dim]`. So all queries and
-/// keys in the output of a projection of queries, keys and values are rotated at once, and the values are left as they are.
+/// `x` is `[batch, sequence, features]`, whose first features are the heads, or `[batch, sequence, heads, head_dim]`. In the output of a
+/// joint projection, one call rotates all queries and keys and leaves the values unchanged.
 ///
 /// # Errors
-/// Those of [`rope`](rope()); fewer features than the heads have; an `x` that shares its storage. On the CPU nothing has changed then.
+/// Those of [`rope`](rope()); fewer features than the heads have; an `x` that shares its storage. If it fails on the CPU, `x` is unchanged.
 ///
 /// ```
 /// use fp8_kernels::{Device, Tensor, ops};

@@ -3,13 +3,19 @@
 use super::attention::{inputs, options, sequences};
 use super::attention_fp8::{Call, problem};
 use super::case::{Outcome, cases};
-use super::compare::{close, close_norm, same};
-use super::data::{f64s, normal, tolerance};
+use super::compare::{close, close_norm, ensure, same};
+use super::data::{f64s, normal, tensor, tolerance};
 use crate::oracle::attention::Attention;
 use fp8_kernels::ops::{AttentionSaved, Dropout, DropoutKey, ScoreOptions};
 use fp8_kernels::{DType, Device, Encoding, Tensor, ops};
 
-cases![gradients: Dtypes, large_scores: Dtypes, gradients_of_codes, rows_that_see_nothing];
+cases![
+    gradients: Dtypes,
+    large_scores: Dtypes,
+    gradients_of_codes,
+    rows_that_see_nothing,
+    a_nan_is_told_from_a_row_that_sees_nothing: Dtypes,
+];
 
 /// `log Σ exp(score)` in f64, rounded once; −∞ where no key is seen.
 fn log_sum_exp(p: &Attention, q: &[f64], k: &[f64]) -> Vec<f32> {
@@ -114,22 +120,46 @@ fn gradients_of_codes(device: &Device) -> Outcome {
 /// −∞ for a row without keys: it has no gradient and sends none.
 fn rows_that_see_nothing(device: &Device) -> Outcome {
     for (dtype, dim) in [(DType::F32, 5), (DType::BF16, 16), (DType::F16, 80)] {
-        let shape = [2, 5, 2, dim];
+        // cuDNN takes at least 16 queries.
+        let shape = [2, 17, 2, dim];
         let make = |seed| normal(shape, dtype, seed, device);
         let (q, k, v, dy) = (make(1)?, make(2)?, make(3)?, make(4)?);
-        let lengths = Tensor::from_vec(vec![0, 5], [2], device)?;
+        let lengths = Tensor::from_vec(vec![0, 17], [2], device)?;
+        let queries = Tensor::from_vec(vec![17, 9], [2], device)?;
+        let some = ops::Sequences::Padded { queries: Some(queries), keys: Some(lengths.clone()) };
+        let (_, saved) = ops::attention(&q, &k, &v, &some, ScoreOptions::default())?;
+        for (row, value) in saved.log_sum_exp()?.to_vec::<f32>()?.into_iter().enumerate() {
+            let sees = row >= 34 && row % 17 < 9;
+            ensure(if sees { value.is_finite() } else { value == f32::NEG_INFINITY }, || {
+                format!("{dtype}, query {} of entry {}: {value}", row % 17, row / 34)
+            })?;
+        }
         let (all, options) = (ops::Sequences::padded(&lengths), ScoreOptions::default());
         let (o, saved) = ops::attention(&q, &k, &v, &all, options)?;
         let logarithms = saved.log_sum_exp()?;
-        same("log_sum_exp", &logarithms.to_vec::<f32>()?[..10], &[f32::NEG_INFINITY; 10], 5)?;
+        same("log_sum_exp", &logarithms.to_vec::<f32>()?[..34], &[f32::NEG_INFINITY; 34], 17)?;
         let (want_q, want_k, want_v) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &all, options)?;
         let saved = AttentionSaved::from_log_sum_exp(logarithms);
         let (dq, dk, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, &all, options)?;
-        let first = 5 * 2 * dim;
+        let first = 17 * 2 * dim;
         for (name, got, want) in [("dq", dq, want_q), ("dk", dk, want_k), ("dv", dv, want_v)] {
             same(name, &got.to_f32_vec()?[..first], &vec![0.0; first], dim)?;
             close_norm(name, &got.to_f32_vec()?, &f64s(&want)?, 2e-3)?;
         }
+    }
+    Ok(())
+}
+
+fn a_nan_is_told_from_a_row_that_sees_nothing(device: &Device, dtype: DType) -> Outcome {
+    for dim in [5, 16, 80] {
+        let shape = [1, 17, 1, dim];
+        let mut values = normal(shape, dtype, 1, device)?.to_f32_vec()?;
+        values[..dim].fill(f32::NAN);
+        let (q, k) = (tensor(values, shape, dtype, device)?, normal(shape, dtype, 2, device)?);
+        let (_, saved) = ops::attention(&q, &k, &k, &ops::Sequences::Full, ScoreOptions::default())?;
+        let logarithms = saved.log_sum_exp()?.to_vec::<f32>()?;
+        let (first, others) = (logarithms[0], &logarithms[1..]);
+        ensure(first.is_nan() && others.iter().all(|v| v.is_finite()), || format!("{dim}: {logarithms:?}"))?;
     }
     Ok(())
 }

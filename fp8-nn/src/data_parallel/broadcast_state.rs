@@ -10,7 +10,7 @@ use crate::parameter::StoredPart;
 use crate::{AdamW, Error, Layer, Optimizer, Result, parameters, parameters_mut};
 use fp8_dist::ProcessGroup;
 use fp8_kernels::ops::LossScaleState;
-use fp8_kernels::{Device, Element, Tensor};
+use fp8_kernels::{Device, Element, Tensor, TunedProducts};
 use fp8_recipe::{Direction, DropoutProgress, Scaling, ScalingState};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,7 +106,10 @@ pub fn broadcast_state(
         Ok(moments.remove(&(parameter.name().clone(), part.to_owned())))
     });
     own(group, resumed)?;
-    let tuned = head.tuned_products.parse().unwrap_or_default();
+    let tuned = head.tuned_products.parse().unwrap_or_else(|error| {
+        tracing::warn!(%error, root, "the tuned products of a rank are not used");
+        TunedProducts::default()
+    });
     own(group, device.use_tuned_products(&tuned).map_err(Error::from)).map(drop)
 }
 

@@ -22,9 +22,9 @@ pub(super) fn expect_eager(model: &(impl Layer + ?Sized), op: &str, remedy: &'st
 /// Returns an error if the parameter's gradient cannot be summed over the group with this id.
 pub(super) fn expect_summable(parameter: &Parameter, group: &str) -> Result<()> {
     parameter.gradient().expect_summable(parameter.name(), group)?;
-    if parameter.main_grad().holders() > 0 {
+    if parameter.gradient().is_shared() {
         let remedy = "drop what shares the gradients' storage before";
-        parameter.main_grad().device().expect_eager("all_reduce_gradients", remedy)?;
+        parameter.device().expect_eager("all_reduce_gradients", remedy)?;
     }
     Ok(())
 }

@@ -9,8 +9,8 @@ use fp8_recipe::Backward;
 use std::sync::Arc;
 
 impl Parameter {
-    /// Returns the accumulated gradient, f32. It has no elements if the parameter is frozen, and between the backward pass and
-    /// [`Gradients::finish`](crate::Gradients::finish); nor if the device fails to set it to 0 after [`zero_grad`](Self::zero_grad).
+    /// Returns the accumulated gradient, in f32. It has no elements if the parameter is frozen, between the backward pass and
+    /// [`Gradients::finish`](crate::Gradients::finish), or if the device failed to set it to 0 after [`zero_grad`](Self::zero_grad).
     pub fn main_grad(&self) -> &Tensor {
         self.gradient.tensor()
     }
@@ -131,7 +131,7 @@ impl Parameter {
 
     /// Sets the gradient to 0. A frozen parameter has none.
     ///
-    /// What is added first replaces what the memory holds, which is set to 0 only if the gradient is read before.
+    /// The memory is set to 0 only when it must be: see [`zero_grad`](crate::zero_grad()) of a model.
     ///
     /// # Errors
     /// The device is out of memory or failed; none on the CPU.

@@ -23,6 +23,8 @@ pub(super) struct Shared(Mutex<State>);
 struct State {
     /// The gradient while it waits here.
     tensor: Option<Tensor>,
+    /// The number of its storage until the place is empty, also while a reader takes it out.
+    storage: Option<u64>,
     memory: Memory,
 }
 
@@ -78,7 +80,8 @@ impl Cleared {
     /// Puts a gradient here, as one that is 0 from now on.
     pub(super) fn put(&mut self, tensor: Tensor) {
         self.read = OnceLock::new();
-        *self.shared.lock() = State { tensor: Some(tensor), memory: Memory::Stale };
+        let storage = Some(tensor.storage_number());
+        *self.shared.lock() = State { tensor: Some(tensor), storage, memory: Memory::Stale };
     }
 
     /// Returns the gradient for a reader, or `empty` if the device fails.
@@ -94,13 +97,20 @@ impl Cleared {
     pub(super) fn take(&mut self) -> Result<Option<Tensor>> {
         let mut state = self.shared.lock();
         state.settle()?;
+        state.storage = None;
         Ok(state.tensor.take().or_else(|| self.read.take()))
     }
 
     /// Returns the gradient and empties the place, if the gradient is still to be set to 0. A step that is being recorded has cleared
     /// it then: what was cleared before was set to 0 before.
     pub(super) fn take_stale(&mut self) -> Option<Tensor> {
-        if self.is_stale() { self.shared.lock().tensor.take() } else { None }
+        let mut state = self.shared.lock();
+        if state.memory != Memory::Stale {
+            return None;
+        }
+        let stale = state.tensor.take()?;
+        state.storage = None;
+        Some(stale)
     }
 
     /// Returns whether the gradient is still to be set to 0.
@@ -111,8 +121,7 @@ impl Cleared {
 
     /// Returns the number of the gradient's storage, unless the place is empty.
     pub(super) fn storage_number(&self) -> Option<u64> {
-        let waiting = self.shared.lock().tensor.as_ref().map(Tensor::storage_number);
-        waiting.or_else(|| self.read.get().map(Tensor::storage_number))
+        self.shared.lock().storage
     }
 
     /// Returns whether another tensor shares the gradient's storage.

@@ -109,7 +109,7 @@ impl Gradient {
     }
 
     /// Returns whether another tensor shares its storage.
-    pub(super) fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         match &self.cleared {
             Some(cleared) if self.is_cleared => cleared.is_shared(),
             _ => self.tensor.holders() > 0,

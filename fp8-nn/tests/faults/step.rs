@@ -17,7 +17,7 @@ struct Survey {
 fn survey(rig: &Rig, training: &mut Training) -> Survey {
     training.save(rig.path()).unwrap();
     training.restore(rig.path());
-    // Its products add to gradients, where those of a step after `zero_grad` replace what they hold.
+    // Restored tensors have other addresses, for which products make descriptors once.
     training.step().unwrap();
     training.restore(rig.path());
     let (calls, loss) = rig.calls(|| training.step().unwrap());

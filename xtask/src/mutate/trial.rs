@@ -46,7 +46,8 @@ impl Suite {
     pub(super) fn list(program: &Path) -> Result<Self> {
         let mut names = Vec::new();
         for backend in [Backend::CudaSim, Backend::CudaSimDnn] {
-            names.extend(conformance::names(program, backend, None)?);
+            let is_its = |name: &String| parts(name).is_some_and(|(runs_on, _)| runs_on == backend.name());
+            names.extend(conformance::names(program, backend, None)?.into_iter().filter(is_its));
         }
         Ok(Self { program: program.to_path_buf(), names, sound: Mutex::default() })
     }

@@ -79,7 +79,7 @@ pub(crate) fn attention(call: &Call<'_>) -> Result<(Tensor, AttentionSaved)> {
 /// Returns `max + log(sum)` of each row.
 pub(crate) fn log_sum_exp(row_max: &Tensor, row_sum: &Tensor) -> Result<Tensor> {
     let rows = row_max.as_slice::<f32>()?.iter().zip(row_sum.as_slice::<f32>()?);
-    let values = rows.map(|(&max, &sum)| if sum > 0.0 { max + sum.ln() } else { f32::NEG_INFINITY });
+    let values = rows.map(|(&max, &sum)| if sum == 0.0 { f32::NEG_INFINITY } else { max + sum.ln() });
     Ok(Tensor::on_cpu(host::collect("log_sum_exp", values)?, *row_max.shape(), row_max.device()))
 }
 

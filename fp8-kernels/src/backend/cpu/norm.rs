@@ -90,9 +90,13 @@ pub(crate) fn norm_backward_into(
     options: &NormOptions,
     residual: Option<&Tensor>,
     dgamma: Option<&mut GradientMut<'_>>,
-    dbeta: Option<&mut GradientMut<'_>>,
+    mut dbeta: Option<&mut GradientMut<'_>>,
 ) -> Result<Tensor> {
     let (dx, gamma_sums, beta_sums) = norm_backward(dy, x, gamma, stats, options, residual)?;
+    // Both can be written, or neither is.
+    if let Some(dbeta) = &mut dbeta {
+        dbeta.tensor.as_mut_slice::<f32>(dbeta.name)?;
+    }
     if let Some(dgamma) = dgamma {
         accumulate::fill(dgamma, &gamma_sums)?;
     }

@@ -118,10 +118,10 @@ pub(super) fn store_product(
     out: &Buffer,
     update: Update,
 ) -> Result<()> {
-    let accumulate = update == Update::Add;
-    let product = Product { accumulate, ..product(&a, &b, layout, dims, DType::F32) };
+    let product = product(&a, &b, layout, dims, DType::F32);
     let (left, right) = (a.cuda(op)?.ptr(), b.cuda(op)?.ptr());
-    let places = Places { left, right, out: out.ptr(), ..Places::default() };
+    let accumulate = update == Update::Add;
+    let places = Places { left, right, out: out.ptr(), accumulate, ..Places::default() };
     // SAFETY: operands of these extents and one type, an f32 output of theirs that nobody else holds.
     unsafe { gpu.matmul(op, &product, &places) }
 }
@@ -146,7 +146,6 @@ fn product(a: &Tensor, b: &Tensor, layout: Layout, [m, n, k]: [usize; 3], out: D
         factors: [FactorLayout::Tensor; 2],
         out: type_of(out),
         bias: None,
-        accumulate: false,
         addend: false,
         fast: false,
     }

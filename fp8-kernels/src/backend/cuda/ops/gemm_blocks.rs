@@ -165,7 +165,6 @@ impl Operands {
             factors,
             out: Type::F32,
             bias: None,
-            accumulate: false,
             addend: false,
             fast: false,
         }
@@ -192,12 +191,11 @@ impl Operands {
         };
         match out {
             Place::Into(y, update) => {
-                let accumulate = !is_padded && *update == Update::Add;
-                let product = Product { accumulate, ..product };
                 let sums = is_padded
                     .then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n)))
                     .transpose()?;
-                let places = Places { out: sums.as_ref().unwrap_or(y).ptr(), ..places };
+                let accumulate = !is_padded && *update == Update::Add;
+                let places = Places { out: sums.as_ref().unwrap_or(y).ptr(), accumulate, ..places };
                 // SAFETY: operands and factors of the product's extents, types and layouts, an f32 output of them.
                 unsafe { gpu.matmul(op, &product, &places) }?;
                 if let Some(sums) = sums {

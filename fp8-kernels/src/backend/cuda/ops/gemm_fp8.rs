@@ -79,10 +79,10 @@ pub(crate) fn gemm_fp8_into(
     let operands = Operands::new(gpu, op, a, b)?;
     let is_padded = [m, n].iter().any(|extent| !extent.is_multiple_of(MULTIPLE));
     let fast = accumulation == Accumulation::Fast;
-    let accumulate = !is_padded && update == Update::Add;
-    let product = Product { accumulate, fast, ..operands.product };
+    let product = Product { fast, ..operands.product };
     let padded = is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
-    let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), ..operands.places };
+    let accumulate = !is_padded && update == Update::Add;
+    let places = Places { out: padded.as_ref().unwrap_or(out).ptr(), accumulate, ..operands.places };
     // SAFETY: operands of the product's extents and types, an f32 output of the same extents.
     unsafe { gpu.matmul(op, &product, &places) }?;
     match padded {
@@ -185,7 +185,6 @@ impl Operands {
             factors: [FactorLayout::Tensor; 2],
             out: Type::F32,
             bias: None,
-            accumulate: false,
             addend: false,
             fast: false,
         };

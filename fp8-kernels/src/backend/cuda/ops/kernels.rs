@@ -187,6 +187,10 @@ signatures! {
         batch: u64, queries: u32, keys: u32, backward: i32, }
     ATTENTION_LENGTHS = AttentionLibrary "attention_lengths";
 
+    kernel AttentionUnseen {
+        lengths: In<i32>, keys_at: u64, log_sums: Out<f32>, rows: u32, heads: u32, queries: u32, }
+    ATTENTION_UNSEEN = AttentionLibrary "attention_unseen";
+
     kernel AttentionPlain {
         q: In<Void>, k: In<Void>, v: In<Void>, o: Out<Void>, dtype: i32, row_max: Out<f32>, row_sum: Out<f32>,
         call: CallParameters, }

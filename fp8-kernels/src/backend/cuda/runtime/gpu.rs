@@ -38,7 +38,8 @@ struct Inner {
     /// None before the first matrix product.
     blas: Mutex<Option<Blas>>,
     /// None before the first attention that cuDNN may serve.
-    dnn: Mutex<Option<Dnn>>,
+    /// `None` until its first use; then `Some(None)` if it does not run on this device.
+    dnn: Mutex<Option<Option<Dnn>>>,
     uses_cudnn: bool,
     deferred: DeferredWork,
 }
@@ -165,12 +166,17 @@ impl Gpu {
             self.expect_eager("attention", "cuDNN is not open yet: run the step a few times before")?;
             *dnn = Some(Dnn::open(self, library)?);
         }
-        Ok(MutexGuard::try_map(dnn, Option::as_mut).ok())
+        Ok(MutexGuard::try_map(dnn, |dnn| dnn.as_mut()?.as_mut()).ok())
     }
 
     /// The way in which cuDNN adds up the queries' gradients. `None` if it does not compute them.
     pub(crate) fn dnn_sums(&self, deterministic: bool) -> Result<Option<Sums>> {
         Ok(self.dnn()?.and_then(|dnn| dnn.sums(deterministic)))
+    }
+
+    /// Returns whether cuDNN computes attention of batch entries without queries or keys.
+    pub(crate) fn dnn_takes_empty_sequences(&self) -> Result<bool> {
+        Ok(self.dnn()?.is_some_and(|dnn| dnn.takes_empty_sequences()))
     }
 
     /// Returns whether cuDNN serves a call of attention. The first of its kind is planned, which takes about a second.
@@ -266,7 +272,7 @@ impl Drop for Inner {
         if let Some(mut blas) = self.blas.get_mut().take() {
             blas.release(|address| self.queue.driver_free(address));
         }
-        if let Some(mut dnn) = self.dnn.get_mut().take() {
+        if let Some(Some(mut dnn)) = self.dnn.get_mut().take() {
             dnn.release();
         }
         self.modules.get_mut().unload();

@@ -149,7 +149,7 @@ impl Blas {
             (_, false) => places.out,
         };
         let matrices = [places.right, places.left, c, places.out];
-        let beta = if product.accumulate || product.addend { 1.0 } else { 0.0 };
+        let beta = if places.accumulate || product.addend { 1.0 } else { 0.0 };
         let Chosen { layouts, algo, .. } = chosen;
         let Lane { stream, workspace } = lane;
         // SAFETY: as the caller promises.

@@ -33,8 +33,8 @@ pub struct CudaOptions {
     /// The tuning of matrix products, which chooses their kernels. Default: `None`, which uses the environment variables
     /// `FP8_GEMM_TUNING` and `FP8_GEMM_TUNING_FILE`.
     pub gemm_tuning: Option<GemmTuning>,
-    /// Whether cuDNN computes the attention that it has kernels for, if it is installed. Its kernels are faster than this
-    /// crate's, and it takes about a second to compile one for each new shape. Default: `None`, which uses the environment
-    /// variable `FP8_CUDNN`.
+    /// Whether cuDNN, if it is installed, computes the attention that it has kernels for. Planning each new shape takes about a
+    /// second. In a measurement through torch on an H100, cuDNN's forward pass was about twice as fast as this crate's. Default:
+    /// `None`, which uses the environment variable `FP8_CUDNN`.
     pub cudnn: Option<bool>,
 }

@@ -49,7 +49,8 @@ impl FactorLayout {
     }
 }
 
-/// A kind of product: what a plan is made for. Row-major.
+/// A kind of product: what a plan is made for. Row-major. Whether it replaces `y` or adds to it is no part of it: the same kernels do
+/// both, so that a recorded step finds the plans of eager ones, whichever of the two those did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
     /// `y` is `[m, n]`.
@@ -68,15 +69,13 @@ pub(crate) struct Product {
     pub(crate) out: Type,
     /// Added to each row, in this type.
     pub(crate) bias: Option<Type>,
-    /// `y += …`.
-    pub(crate) accumulate: bool,
-    /// `y = … + C`, where C is another matrix of the output's type and extents. Not together with `accumulate`.
+    /// `y = … + C`, where C is another matrix of the output's type and extents.
     pub(crate) addend: bool,
     /// Fewer bits in sums.
     pub(crate) fast: bool,
 }
 
-/// Addresses of one call; 0 for what the product does not have.
+/// Addresses of one call, 0 for what the product does not have, and whether it adds to its output.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Places {
     pub(crate) left: u64,
@@ -90,6 +89,8 @@ pub(crate) struct Places {
     /// The scale of an FP8 output, and where its amax goes.
     pub(crate) out_scale: u64,
     pub(crate) out_amax: u64,
+    /// `y += …`, for products without an addend.
+    pub(crate) accumulate: bool,
 }
 
 impl Places {
@@ -117,19 +118,18 @@ impl Product {
     /// Returns the name of the product in a file of results. It contains everything that decides which kernels there are.
     pub(super) fn name(&self) -> String {
         let Self { m, n, k, left_transposed, right_transposed, left, right, .. } = self;
-        let Self { factors, out, bias, accumulate, addend, fast, .. } = self;
+        let Self { factors, out, bias, addend, fast, .. } = self;
         let [left_factors, right_factors] = factors.map(FactorLayout::name);
         let sign = |transposed: &bool| if *transposed { "t" } else { "n" };
         let flag = |on: &bool, name: &'static str| if *on { name } else { "" };
         format!(
-            "{m}x{n}x{k} {}{} {}{left_factors} {}{right_factors} {}{}{}{}{}",
+            "{m}x{n}x{k} {}{} {}{left_factors} {}{right_factors} {}{}{}{}",
             sign(left_transposed),
             sign(right_transposed),
             left.name(),
             right.name(),
             out.name(),
             bias.map_or_else(String::new, |bias| format!(" bias {}", bias.name())),
-            flag(accumulate, " accumulate"),
             flag(addend, " addend"),
             flag(fast, " fast"),
         )

@@ -278,6 +278,7 @@ impl Inputs {
                 right_scale,
                 out_scale: scale.ptr(),
                 out_amax: amax.ptr(),
+                accumulate: false,
             });
             self._buffers.extend(buffers.into_iter().chain(addend));
         }

@@ -220,7 +220,6 @@ mod tests {
             right: Type::E4m3,
             out: Type::Bf16,
             bias: None,
-            accumulate: false,
             addend: false,
             fast: true,
             factors: [super::super::product::FactorLayout::Tensor; 2],

@@ -1,8 +1,8 @@
 //! `attention` by cuDNN, where it has kernels that compute what this crate's do.
 //!
-//! Not served are f32, dropout, packed sequences, windows with keys to the right, and calls in which a query may see no key: the
-//! library's result for such a query is not defined. Decoding, which has a few queries only, would have to plan a graph for every
-//! number of keys.
+//! Not served are f32, dropout, packed sequences, windows with keys to the right, windows and the bottom-right diagonal where a query
+//! may see no key by them, factors of scores that are not positive, and padding before cuDNN 9.25, which makes NaN of entries that have no
+//! keys. Decoding, which has a few queries only, would have to plan a graph for every number of keys.
 
 use super::super::cudnn::{Attention, Direction, Element, Layout, Lengths, Mask, Place};
 use super::super::{Buffer, Gpu, Grid, In, Out, kernels};
@@ -10,32 +10,32 @@ use super::grads::{Gradient, Grads};
 use super::places::{address, is_aligned};
 use crate::ops::{AttentionGrads, AttentionSaved, BackwardCall, Call, Diagonal, Heads, Problem, Sequences};
 use crate::{DType, Result, Shape, Tensor};
+use std::cmp::Ordering::Greater;
 
 /// The fewest queries of a call that is served.
 const FEWEST_QUERIES: usize = 16;
 /// The largest head size that the library has kernels for.
 const LARGEST_HEAD: usize = 256;
+/// Keys in a tile of the library's backward kernels, at most.
+const KEYS_IN_TILE: usize = 128;
 
 /// Returns what [`attention`](super::attention) returns, or `None` if the library does not serve the call.
 pub(super) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<Option<(Tensor, AttentionSaved)>> {
     let op = "attention";
     let &Call { q, k, v, sequences, problem: ref p } = call;
     let Some(call) = described(call) else { return Ok(None) };
-    if !gpu.dnn_serves(op, &call, true)? {
+    if !takes_lengths(gpu, &call)? || !gpu.dnn_serves(op, &call, true)? {
         return Ok(None);
     }
     let (dtype, device) = (q.tensor().dtype(), q.tensor().device());
     let rows = Shape::from([p.batch, p.heads, p.queries]);
     // Whether the library writes padding is not documented.
-    let (o, stats) = match call.lengths {
-        Lengths::Padded => {
-            (gpu.zeros(dtype, q.shape().numel())?, gpu.filled_f32(f32::NEG_INFINITY, rows.numel())?)
-        }
-        Lengths::All | Lengths::Packed => {
-            (gpu.alloc(dtype, q.shape().numel())?, gpu.alloc(DType::F32, rows.numel())?)
-        }
+    let o = match call.lengths {
+        Lengths::Padded => gpu.zeros(dtype, q.shape().numel())?,
+        Lengths::All | Lengths::Packed => gpu.alloc(dtype, q.shape().numel())?,
     };
-    let lengths = lengths(gpu, op, sequences, p, false)?;
+    let stats = gpu.alloc(DType::F32, rows.numel())?;
+    let lengths = lengths(gpu, op, sequences, &call, p, false)?;
     let [q_at, k_at, v_at] = [address(op, q)?, address(op, k)?, address(op, v)?];
     let address = |place| match place {
         Place::Query => q_at,
@@ -50,6 +50,9 @@ pub(super) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<Option<(Tensor, At
     // SAFETY: `ops::attention` has checked the shapes and types that `call` describes, and `ops::Heads` that heads end within
     // their tokens; the results and the lengths were made above.
     unsafe { gpu.dnn_run(op, &call, true, p.scale, &address) }?;
+    if call.lengths == Lengths::Padded {
+        hide_unseen(gpu, &lengths, &stats, p)?;
+    }
     let saved = AttentionSaved::from_log_sum_exp(Tensor::from_cuda(stats, rows, device));
     Ok(Some((Tensor::from_cuda(o, *q.shape(), device), saved)))
 }
@@ -62,6 +65,12 @@ pub(super) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<O
     // Whether there may be a call at all comes first: it costs nothing, and opens no library.
     let Some(call) = described(forward) else { return Ok(None) };
     let Some(sums) = gpu.dnn_sums(p.deterministic)? else { return Ok(None) };
+    if !takes_lengths(gpu, &call)? {
+        return Ok(None);
+    }
+    // Real lengths hide what the last tile of keys has behind them.
+    let has_padding = call.lengths == Lengths::Padded;
+    let Some(own_lengths) = lengths_of_backward(&call, p) else { return Ok(None) };
     let (dtype, device) = (q.tensor().dtype(), q.tensor().device());
     let grads = Grads::new(gpu, dtype, layout, p)?;
     let of = |which, rows| layout_of(grads.pitch(which), rows, p.head_dim);
@@ -70,6 +79,7 @@ pub(super) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<O
         dq: of(Gradient::Q, p.queries),
         dk: of(Gradient::K, p.keys),
         dv: of(Gradient::V, p.keys),
+        lengths: own_lengths,
         ..call
     };
     let places = [Gradient::Q, Gradient::K, Gradient::V].map(|which| grads.address(which));
@@ -80,11 +90,11 @@ pub(super) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<O
     if !is_aligned || !gpu.dnn_serves(op, &call, p.deterministic)? {
         return Ok(None);
     }
-    if call.lengths == Lengths::Padded {
+    if has_padding {
         grads.clear(gpu)?;
     }
     let stats = saved.log_sum_exp()?;
-    let lengths = lengths(gpu, op, sequences, p, true)?;
+    let lengths = lengths(gpu, op, sequences, &call, p, true)?;
     let [q_at, k_at, v_at] = [address(op, q)?, address(op, k)?, address(op, v)?];
     let [dy_at, o_at, stats_at] = [dy.cuda(op)?.ptr(), o.cuda(op)?.ptr(), stats.cuda(op)?.ptr()];
     let [dq, dk, dv] = places;
@@ -113,18 +123,38 @@ fn keys_at(p: &Problem<'_>) -> usize {
     p.batch.next_multiple_of(ALIGNMENT as usize / 4)
 }
 
-/// The numbers of real queries, and from [`keys_at`] on those of real keys; nothing where all are real.
+/// Whether the library computes entries as short as those of such a call may be.
+fn takes_lengths(gpu: &Gpu, call: &Attention) -> Result<bool> {
+    Ok(call.lengths != Lengths::Padded || gpu.dnn_takes_empty_sequences()?)
+}
+
+/// The lengths that the library is given in the backward pass; `None` if it does not serve the call.
+///
+/// On Hopper its kernels take what follows the last key of a tile for keys with a score of 0, if no mask hides it: gradients are NaN
+/// where all real scores of a row are far below
+/// ([#196678 of PyTorch](https://github.com/pytorch/pytorch/issues/196678)). Lengths hide it, though all of them are full.
+fn lengths_of_backward(call: &Attention, p: &Problem<'_>) -> Option<Lengths> {
+    let Mask { causal, left, bottom_right } = call.mask;
+    let is_hidden = causal && (bottom_right || p.queries <= p.keys);
+    if call.lengths != Lengths::All || is_hidden || p.keys.is_multiple_of(KEYS_IN_TILE) {
+        return Some(call.lengths);
+    }
+    (left.is_none() && !bottom_right).then_some(Lengths::Padded)
+}
+
+/// The numbers of real queries, and from [`keys_at`] on those of real keys, where the library is given them.
 fn lengths(
     gpu: &Gpu,
     op: &'static str,
     sequences: &Sequences,
+    call: &Attention,
     p: &Problem<'_>,
     is_backward: bool,
 ) -> Result<Buffer> {
-    let [queries, keys] = sequences.lengths();
-    if queries.is_none() && keys.is_none() {
+    if call.lengths != Lengths::Padded {
         return gpu.alloc(DType::I32, 0);
     }
+    let [queries, keys] = sequences.lengths();
     let lengths = gpu.alloc(DType::I32, keys_at(p) + p.batch)?;
     let kernel = gpu.load(kernels::ATTENTION_LENGTHS)?;
     let args = kernels::AttentionLengths {
@@ -142,6 +172,23 @@ fn lengths(
     // both.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, 2 * p.batch as u64), &args) }?;
     Ok(lengths)
+}
+
+/// Sets the logarithms of rows that see no key to −∞: the library writes NaN, or nothing.
+fn hide_unseen(gpu: &Gpu, lengths: &Buffer, stats: &Buffer, p: &Problem<'_>) -> Result<()> {
+    // `described` has checked that all elements can be counted in 31 bits.
+    let rows = (p.batch * p.heads * p.queries) as u32;
+    let kernel = gpu.load(kernels::ATTENTION_UNSEEN)?;
+    let args = kernels::AttentionUnseen {
+        lengths: In::i32(Some(lengths)),
+        keys_at: keys_at(p) as u64,
+        log_sums: Out::f32(stats),
+        rows,
+        heads: p.heads as u32,
+        queries: p.queries as u32,
+    };
+    // SAFETY: there are lengths for each batch entry, and a number for each row.
+    unsafe { kernel.launch(gpu, Grid::strided(gpu, u64::from(rows)), &args) }
 }
 
 /// Bytes that tensors are aligned to, where the library reads and writes them.
@@ -166,14 +213,15 @@ fn described(call: &Call<'_>) -> Option<Attention> {
     };
     let has_size = queries >= FEWEST_QUERIES && keys > 0 && batch > 0 && heads > 0;
     let has_head = head_dim.is_multiple_of(8) && head_dim <= LARGEST_HEAD;
-    if !has_size || !has_head || p.dropout.is_some() || p.rounding.is_some() {
+    if !has_size || !has_head || p.dropout.is_some() || p.scale.partial_cmp(&0.0) != Some(Greater) {
         return None;
     }
-    // Its kernels count in 32 bits.
-    let scores = [batch, heads, queries.max(keys)]
+    // Whether its kernels count elements in more than 32 bits is not documented.
+    let widest = [q, k, v].iter().map(|heads| heads.pitch()).fold(heads * head_dim, usize::max);
+    let elements = [batch, queries.max(keys), widest]
         .iter()
-        .try_fold(1u32, |all, &extent| all.checked_mul(u32::try_from(extent).ok()?));
-    scores.filter(|rows| i32::try_from(*rows).is_ok())?;
+        .try_fold(1i32, |all, &extent| all.checked_mul(i32::try_from(extent).ok()?));
+    elements?;
     let mask = mask(p, lengths)?;
     let of = |heads: Heads<'_>, rows| layout_of(heads.pitch(), rows, head_dim);
     let (of_queries, of_output) = (of(q, queries), Layout::dense(queries, heads, head_dim));

@@ -65,6 +65,7 @@ attention_log_sum_exp(const float* row_max, const float* row_sum, float* out, u6
     for (u64 row = grid_thread(); row < count; row += grid_threads()) {
         float log2;
         asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(row_sum[row]));
-        out[row] = row_sum[row] > 0.0f ? row_max[row] + log2 * LN_2 : -INFINITY_F;
+        // A NaN stays one.
+        out[row] = row_sum[row] == 0.0f ? -INFINITY_F : row_max[row] + log2 * LN_2;
     }
 }

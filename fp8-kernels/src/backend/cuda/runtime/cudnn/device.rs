@@ -9,14 +9,14 @@ use super::graph::Place;
 use super::library::{Cudnn, Failure, Handle, written};
 use super::numbers::{
     COMPILATION_FAILED, DEVICE_ALLOCATION_FAILED, EXECUTION_FAILED, HOST_ALLOCATION_FAILED, Knob,
-    NOT_SUPPORTED,
+    NOT_SUPPORTED, is_lasting,
 };
 use super::plan::{Choice, Plan};
 use crate::backend::cuda::runtime::queue::Queue;
 use crate::{DType, Error, Result};
 use std::collections::HashMap;
 
-/// Plans kept at a time. Further kinds of calls are not served.
+/// Plans kept at a time. Further kinds of calls are not served, which is told once.
 const MOST_PLANS: usize = 256;
 
 /// Addresses of a call's tensors. Memory that only the library uses is not among them.
@@ -38,6 +38,7 @@ pub(crate) struct Dnn {
     capability: (i32, i32),
     /// `None` for calls that the library has no kernel for.
     plans: HashMap<Key, Option<Plan>>,
+    is_full: bool,
 }
 
 // SAFETY: handles belong to the process, not to a thread; they are used behind the device's lock.
@@ -51,19 +52,36 @@ struct Key {
 }
 
 impl Dnn {
-    /// Opens the library on the device of `queue`, whose context is current.
-    pub(in super::super) fn open(queue: &Queue, library: &Cudnn) -> Result<Self> {
-        let fail = |failure| error(library, "attention", failure);
-        let handle = library.create().map_err(fail)?;
-        let opened =
-            Self { library: *library, handle, capability: queue.capability(), plans: HashMap::new() };
+    /// Opens the library on the device of `queue`, whose context is current. `None` if it does not run here, as one for a newer
+    /// driver does not.
+    pub(in super::super) fn open(queue: &Queue, library: &Cudnn) -> Result<Option<Self>> {
+        match Self::opened(queue, library) {
+            Ok(opened) => Ok(Some(opened)),
+            Err(failure) if is_lasting(failure.1) => Err(error(library, "attention", failure)),
+            Err(failure) => {
+                let reason = error(library, "attention", failure);
+                tracing::warn!(%reason, "attention without cuDNN");
+                Ok(None)
+            }
+        }
+    }
+
+    fn opened(queue: &Queue, library: &Cudnn) -> Result<Self, Failure> {
+        let handle = library.create()?;
+        let (capability, plans) = (queue.capability(), HashMap::new());
+        let opened = Self { library: *library, handle, capability, plans, is_full: false };
         match library.set_stream(handle, queue.raw_stream().cast()) {
             Ok(()) => Ok(opened),
             Err(failure) => {
                 library.destroy(handle);
-                Err(fail(failure))
+                Err(failure)
             }
         }
+    }
+
+    /// Returns whether batch entries may have no queries or no keys: before 9.25 their results are NaN.
+    pub(crate) fn takes_empty_sequences(&self) -> bool {
+        self.library.version() >= 9_25_00
     }
 
     /// Returns the way in which the library adds up the queries' gradients of such a call, or `None` if it is not to serve it.
@@ -83,7 +101,11 @@ impl Dnn {
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.is_some());
         }
-        if self.plans.len() >= MOST_PLANS {
+        if self.plans.values().flatten().count() >= MOST_PLANS {
+            if !std::mem::replace(&mut self.is_full, true) {
+                let (call, plans) = (describe(call), MOST_PLANS);
+                tracing::warn!(op, call, plans, "no more attention is planned by cuDNN");
+            }
             return Ok(false);
         }
         queue.expect_eager(op, "attention is not planned yet: run the step a few times before")?;
@@ -107,9 +129,7 @@ impl Dnn {
                 tracing::debug!(op, call, workspace = plan.workspace, "attention planned by cuDNN");
                 Ok(Some(plan))
             }
-            Err(failure @ (_, HOST_ALLOCATION_FAILED | DEVICE_ALLOCATION_FAILED | EXECUTION_FAILED..)) => {
-                Err(error(&self.library, op, failure))
-            }
+            Err(failure) if is_lasting(failure.1) => Err(error(&self.library, op, failure)),
             Err((function, status)) => {
                 let why = self.library.describe(status);
                 if NOT_SUPPORTED.contains(&status) || status == COMPILATION_FAILED {

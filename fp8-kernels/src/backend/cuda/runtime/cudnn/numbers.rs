@@ -160,3 +160,8 @@ pub(super) const EXECUTION_FAILED: c_int = 5000;
 /// The host or the device has no memory left.
 pub(super) const HOST_ALLOCATION_FAILED: c_int = 4003;
 pub(super) const DEVICE_ALLOCATION_FAILED: c_int = 4004;
+
+/// Whether the host or the device is out of memory, or the device has failed: another kernel would change nothing.
+pub(super) const fn is_lasting(status: c_int) -> bool {
+    matches!(status, HOST_ALLOCATION_FAILED | DEVICE_ALLOCATION_FAILED | EXECUTION_FAILED..)
+}

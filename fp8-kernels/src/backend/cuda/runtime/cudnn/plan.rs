@@ -4,7 +4,7 @@ use super::describe::{Described, Target};
 use super::descriptor::Descriptor;
 use super::graph::{Graph, Number, Place, Storage};
 use super::library::{Cudnn, Failure, Handle};
-use super::numbers::{Attribute, HEURISTICS_A, Kind, Knob, ValueType};
+use super::numbers::{Attribute, HEURISTICS_A, Kind, Knob, NOT_SUPPORTED, ValueType, is_lasting};
 use std::ffi::{c_int, c_void};
 
 /// The kernels that a graph may be compiled to.
@@ -46,7 +46,7 @@ impl Plan {
                 vec![configuration(library, &described.graph, number, knobs, target)?]
             }
         };
-        let mut failure = ("cudnnBackendGetAttribute", super::numbers::NOT_SUPPORTED.start);
+        let mut failure = ("cudnnBackendGetAttribute", NOT_SUPPORTED.start);
         for configuration in configurations {
             match compile(library, &configuration, target) {
                 Ok(plan) => {
@@ -61,6 +61,7 @@ impl Plan {
                         _described: described,
                     });
                 }
+                Err(failed) if is_lasting(failed.1) => return Err(failed),
                 Err(refused) => failure = refused,
             }
         }
