@@ -110,5 +110,21 @@ fn refuses(device: &Device) -> Outcome {
     )?;
     let _holder = dbeta.clone();
     let shared = "w: cannot be changed in place, because 1 other tensor shares its storage";
-    refused(ops::column_sums_into(&x, &mut GradientMut::new(&mut dbeta, "w", ops::Update::Add)), shared)
+    refused(ops::column_sums_into(&x, &mut GradientMut::new(&mut dbeta, "w", ops::Update::Add)), shared)?;
+    // One of two that cannot be written leaves the other as it is.
+    let layer_norm = options(Norm::LayerNorm);
+    let (_, stats) = ops::norm(&x, &gamma, None, &layer_norm, &off)?;
+    let mut dgamma = zeros(4, DType::F32)?;
+    let result = ops::norm_backward_into(
+        &x,
+        &x,
+        &gamma,
+        &stats,
+        &layer_norm,
+        None,
+        Some(&mut GradientMut::new(&mut dgamma, "v", ops::Update::Add)),
+        Some(&mut GradientMut::new(&mut dbeta, "w", ops::Update::Add)),
+    );
+    refused(result, shared)?;
+    same("dgamma", &dgamma.to_vec::<f32>()?, &[0.0; 4], 4)
 }

@@ -84,7 +84,8 @@ fn recorded_products_are_those_of_eager_steps() {
     (0..2).for_each(|_| job.step().unwrap());
     job.record(Job::step).unwrap().replay().unwrap();
 
-    let mut job = Job::untrained();
+    // Products of other extents.
+    let mut job = Job { x: noise([32, 16], 2), ..Job::untrained() };
     for _ in 0..2 {
         // Read, and so set to 0.
         weight_grad(&job);

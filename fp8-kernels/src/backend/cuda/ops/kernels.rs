@@ -188,7 +188,7 @@ signatures! {
     ATTENTION_LENGTHS = AttentionLibrary "attention_lengths";
 
     kernel AttentionUnseen {
-        lengths: In<i32>, keys_at: u64, log_sums: Out<f32>, rows: u32, heads: u32, queries: u32, }
+        lengths: In<i32>, keys_at: u64, log_sums: Out<f32>, rows: u32, heads: u32, queries: u32, value: f32, }
     ATTENTION_UNSEEN = AttentionLibrary "attention_unseen";
 
     kernel AttentionPlain {

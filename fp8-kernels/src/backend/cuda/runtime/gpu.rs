@@ -38,7 +38,7 @@ struct Inner {
     /// None before the first matrix product.
     blas: Mutex<Option<Blas>>,
     /// None before the first attention that cuDNN may serve.
-    /// `None` until its first use; then `Some(None)` if it does not run on this device.
+    /// `Some(None)` if it does not run on this device.
     dnn: Mutex<Option<Option<Dnn>>>,
     uses_cudnn: bool,
     deferred: DeferredWork,
@@ -154,7 +154,7 @@ impl Gpu {
         &self.0.deferred
     }
 
-    /// Returns cuDNN on this device, opened if this is its first use. `None` if it is switched off or cannot be loaded.
+    /// Returns cuDNN on this device, opened if this is its first use. `None` if it is switched off or cannot be loaded or opened.
     fn dnn(&self) -> Result<Option<MappedMutexGuard<'_, Dnn>>> {
         if !self.0.uses_cudnn {
             return Ok(None);

@@ -21,12 +21,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// log Σ exp(score) of the rows that see no key is -inf: of all behind their entry's real queries, and of entries without real keys.
+// Sets the numbers of the rows that see no key: of all behind their entry's real queries, and of entries without real keys.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_unseen(const int* lengths, u64 keys_at, float* log_sums, u32 rows, u32 heads, u32 queries) {
+    attention_unseen(const int* lengths, u64 keys_at, float* log_sums, u32 rows, u32 heads, u32 queries,
+                     float value) {
     for (u32 row = (u32)grid_thread(); row < rows; row += (u32)grid_threads()) {
         const u32 head = row / queries, entry = head / heads;
         const u32 query = row - head * queries;
-        if (query >= (u32)lengths[entry] || lengths[keys_at + entry] == 0) log_sums[row] = -INFINITY_F;
+        if (query >= (u32)lengths[entry] || lengths[keys_at + entry] == 0) log_sums[row] = value;
     }
 }

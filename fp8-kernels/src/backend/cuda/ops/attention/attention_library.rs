@@ -1,8 +1,8 @@
 //! `attention` by cuDNN, where it has kernels that compute what this crate's do.
 //!
 //! Not served are f32, dropout, packed sequences, windows with keys to the right, windows and the bottom-right diagonal where a query
-//! may see no key by them, factors of scores that are not positive, and padding before cuDNN 9.25, which makes NaN of entries that have no
-//! keys. Decoding, which has a few queries only, would have to plan a graph for every number of keys.
+//! may see no key by them, factors of scores that are not positive, tensors of 2^31 elements or more, and padding before cuDNN 9.25, which
+//! makes NaN of entries that have no keys. Backward windows without a causal mask are served for whole tiles alone. Decoding, which has a few queries only, would have to plan a graph for every number of keys.
 
 use super::super::cudnn::{Attention, Direction, Element, Layout, Lengths, Mask, Place};
 use super::super::{Buffer, Gpu, Grid, In, Out, kernels};
@@ -16,8 +16,8 @@ use std::cmp::Ordering::Greater;
 const FEWEST_QUERIES: usize = 16;
 /// The largest head size that the library has kernels for.
 const LARGEST_HEAD: usize = 256;
-/// Keys in a tile of the library's backward kernels, at most.
-const KEYS_IN_TILE: usize = 128;
+/// Queries and keys in a tile of the library's backward kernels, at most.
+const ROWS_IN_TILE: usize = 128;
 
 /// Returns what [`attention`](super::attention) returns, or `None` if the library does not serve the call.
 pub(super) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<Option<(Tensor, AttentionSaved)>> {
@@ -51,7 +51,8 @@ pub(super) fn attention(gpu: &Gpu, call: &Call<'_>) -> Result<Option<(Tensor, At
     // their tokens; the results and the lengths were made above.
     unsafe { gpu.dnn_run(op, &call, true, p.scale, &address) }?;
     if call.lengths == Lengths::Padded {
-        hide_unseen(gpu, &lengths, &stats, p)?;
+        // The library writes NaN there, or nothing.
+        set_unseen(gpu, &lengths, &stats, p, f32::NEG_INFINITY)?;
     }
     let saved = AttentionSaved::from_log_sum_exp(Tensor::from_cuda(stats, rows, device));
     Ok(Some((Tensor::from_cuda(o, *q.shape(), device), saved)))
@@ -87,16 +88,25 @@ pub(super) fn attention_backward(gpu: &Gpu, call: &BackwardCall<'_>) -> Result<O
         && [Gradient::Q, Gradient::K]
             .iter()
             .all(|which| ((grads.pitch(*which) * dtype.size()) as u64).is_multiple_of(ALIGNMENT));
-    if !is_aligned || !gpu.dnn_serves(op, &call, p.deterministic)? {
+    let is_counted = [Gradient::Q, Gradient::K].iter().all(|which| is_counted(p, grads.pitch(*which)));
+    if !is_aligned || !is_counted || !gpu.dnn_serves(op, &call, p.deterministic)? {
         return Ok(None);
     }
     if has_padding {
         grads.clear(gpu)?;
     }
-    let stats = saved.log_sum_exp()?;
     let lengths = lengths(gpu, op, sequences, &call, p, true)?;
+    let stats = saved.log_sum_exp()?;
+    let mut stats_at = stats.cuda(op)?.ptr();
+    let finite = gpu.alloc(DType::F32, if has_padding { stats.numel() } else { 0 })?;
+    if has_padding {
+        // A hidden score minus −∞ would be NaN.
+        gpu.copy(finite.ptr(), stats_at, finite.bytes())?;
+        set_unseen(gpu, &lengths, &finite, p, 0.0)?;
+        stats_at = finite.ptr();
+    }
     let [q_at, k_at, v_at] = [address(op, q)?, address(op, k)?, address(op, v)?];
-    let [dy_at, o_at, stats_at] = [dy.cuda(op)?.ptr(), o.cuda(op)?.ptr(), stats.cuda(op)?.ptr()];
+    let [dy_at, o_at] = [dy.cuda(op)?.ptr(), o.cuda(op)?.ptr()];
     let [dq, dk, dv] = places;
     let address = |place| match place {
         Place::Query => q_at,
@@ -131,12 +141,14 @@ fn takes_lengths(gpu: &Gpu, call: &Attention) -> Result<bool> {
 /// The lengths that the library is given in the backward pass; `None` if it does not serve the call.
 ///
 /// On Hopper its kernels take what follows the last key of a tile for keys with a score of 0, if no mask hides it: gradients are NaN
-/// where all real scores of a row are far below
-/// ([#196678 of PyTorch](https://github.com/pytorch/pytorch/issues/196678)). Lengths hide it, though all of them are full.
+/// where all real scores of a row are far below ([#196678 of PyTorch](https://github.com/pytorch/pytorch/issues/196678)). The same is
+/// reported of queries ([#1072 of cudnn-frontend](https://github.com/NVIDIA/cudnn-frontend/issues/1072)). Lengths hide it, though all of
+/// them are full.
 fn lengths_of_backward(call: &Attention, p: &Problem<'_>) -> Option<Lengths> {
     let Mask { causal, left, bottom_right } = call.mask;
     let is_hidden = causal && (bottom_right || p.queries <= p.keys);
-    if call.lengths != Lengths::All || is_hidden || p.keys.is_multiple_of(KEYS_IN_TILE) {
+    let is_whole = [p.queries, p.keys].iter().all(|rows| rows.is_multiple_of(ROWS_IN_TILE));
+    if call.lengths != Lengths::All || is_hidden || is_whole {
         return Some(call.lengths);
     }
     (left.is_none() && !bottom_right).then_some(Lengths::Padded)
@@ -174,8 +186,8 @@ fn lengths(
     Ok(lengths)
 }
 
-/// Sets the logarithms of rows that see no key to −∞: the library writes NaN, or nothing.
-fn hide_unseen(gpu: &Gpu, lengths: &Buffer, stats: &Buffer, p: &Problem<'_>) -> Result<()> {
+/// Sets the numbers of rows that see no key.
+fn set_unseen(gpu: &Gpu, lengths: &Buffer, stats: &Buffer, p: &Problem<'_>, value: f32) -> Result<()> {
     // `described` has checked that all elements can be counted in 31 bits.
     let rows = (p.batch * p.heads * p.queries) as u32;
     let kernel = gpu.load(kernels::ATTENTION_UNSEEN)?;
@@ -186,6 +198,7 @@ fn hide_unseen(gpu: &Gpu, lengths: &Buffer, stats: &Buffer, p: &Problem<'_>) -> 
         rows,
         heads: p.heads as u32,
         queries: p.queries as u32,
+        value,
     };
     // SAFETY: there are lengths for each batch entry, and a number for each row.
     unsafe { kernel.launch(gpu, Grid::strided(gpu, u64::from(rows)), &args) }
@@ -216,12 +229,10 @@ fn described(call: &Call<'_>) -> Option<Attention> {
     if !has_size || !has_head || p.dropout.is_some() || p.scale.partial_cmp(&0.0) != Some(Greater) {
         return None;
     }
-    // Whether its kernels count elements in more than 32 bits is not documented.
     let widest = [q, k, v].iter().map(|heads| heads.pitch()).fold(heads * head_dim, usize::max);
-    let elements = [batch, queries.max(keys), widest]
-        .iter()
-        .try_fold(1i32, |all, &extent| all.checked_mul(i32::try_from(extent).ok()?));
-    elements?;
+    if !is_counted(p, widest) {
+        return None;
+    }
     let mask = mask(p, lengths)?;
     let of = |heads: Heads<'_>, rows| layout_of(heads.pitch(), rows, head_dim);
     let (of_queries, of_output) = (of(q, queries), Layout::dense(queries, heads, head_dim));
@@ -248,6 +259,12 @@ fn described(call: &Call<'_>) -> Option<Attention> {
         stats_head: queries as i64,
         stats_batch: (heads * queries) as i64,
     })
+}
+
+/// Whether tensors of this pitch have fewer than 2^31 elements: whether the library's kernels count more is not documented.
+fn is_counted(p: &Problem<'_>, pitch: usize) -> bool {
+    let count = |all: i32, extent: &usize| all.checked_mul(i32::try_from(*extent).ok()?);
+    [p.batch, p.queries.max(p.keys), pitch].iter().try_fold(1, count).is_some()
 }
 
 /// The layout of heads in tokens of `pitch` elements.

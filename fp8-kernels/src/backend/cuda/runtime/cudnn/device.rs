@@ -14,10 +14,12 @@ use super::numbers::{
 use super::plan::{Choice, Plan};
 use crate::backend::cuda::runtime::queue::Queue;
 use crate::{DType, Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Plans kept at a time. Further kinds of calls are not served, which is told once.
 const MOST_PLANS: usize = 256;
+/// Refused kinds of calls that are remembered at a time.
+const MOST_REFUSED: usize = 4096;
 
 /// Addresses of a call's tensors. Memory that only the library uses is not among them.
 pub(crate) trait Bound {
@@ -36,8 +38,9 @@ pub(crate) struct Dnn {
     library: Cudnn,
     handle: Handle,
     capability: (i32, i32),
-    /// `None` for calls that the library has no kernel for.
-    plans: HashMap<Key, Option<Plan>>,
+    plans: HashMap<Key, Plan>,
+    /// Calls that the library has no kernel for.
+    refused: HashSet<Key>,
     is_full: bool,
 }
 
@@ -53,7 +56,7 @@ struct Key {
 
 impl Dnn {
     /// Opens the library on the device of `queue`, whose context is current. `None` if it does not run here, as one for a newer
-    /// driver does not.
+    /// driver does not: the device goes without it until it is opened again.
     pub(in super::super) fn open(queue: &Queue, library: &Cudnn) -> Result<Option<Self>> {
         match Self::opened(queue, library) {
             Ok(opened) => Ok(Some(opened)),
@@ -68,8 +71,8 @@ impl Dnn {
 
     fn opened(queue: &Queue, library: &Cudnn) -> Result<Self, Failure> {
         let handle = library.create()?;
-        let (capability, plans) = (queue.capability(), HashMap::new());
-        let opened = Self { library: *library, handle, capability, plans, is_full: false };
+        let (capability, plans, refused) = (queue.capability(), HashMap::new(), HashSet::new());
+        let opened = Self { library: *library, handle, capability, plans, refused, is_full: false };
         match library.set_stream(handle, queue.raw_stream().cast()) {
             Ok(()) => Ok(opened),
             Err(failure) => {
@@ -98,10 +101,10 @@ impl Dnn {
         deterministic: bool,
     ) -> Result<bool> {
         let key = Key { call: *call, deterministic };
-        if let Some(plan) = self.plans.get(&key) {
-            return Ok(plan.is_some());
+        if self.plans.contains_key(&key) || self.refused.contains(&key) {
+            return Ok(self.plans.contains_key(&key));
         }
-        if self.plans.values().flatten().count() >= MOST_PLANS {
+        if self.plans.len() >= MOST_PLANS {
             if !std::mem::replace(&mut self.is_full, true) {
                 let (call, plans) = (describe(call), MOST_PLANS);
                 tracing::warn!(op, call, plans, "no more attention is planned by cuDNN");
@@ -109,10 +112,15 @@ impl Dnn {
             return Ok(false);
         }
         queue.expect_eager(op, "attention is not planned yet: run the step a few times before")?;
-        let plan = self.plan(op, &key)?;
-        let serves = plan.is_some();
-        self.plans.insert(key, plan);
-        Ok(serves)
+        if let Some(plan) = self.plan(op, &key)? {
+            self.plans.insert(key, plan);
+            return Ok(true);
+        }
+        if self.refused.len() >= MOST_REFUSED {
+            self.refused.clear();
+        }
+        self.refused.insert(key);
+        Ok(false)
     }
 
     fn plan(&self, op: &'static str, key: &Key) -> Result<Option<Plan>> {
@@ -155,7 +163,7 @@ impl Dnn {
         scale: f32,
         bound: &impl Bound,
     ) -> Result<()> {
-        let Some(Some(plan)) = self.plans.get(&Key { call: *call, deterministic }) else {
+        let Some(plan) = self.plans.get(&Key { call: *call, deterministic }) else {
             return Err(error(&self.library, op, ("cudnnBackendExecute", NOT_SUPPORTED.start)));
         };
         // Freed when this returns: later work on the stream may use the memory again.
