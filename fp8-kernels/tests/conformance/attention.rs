@@ -167,7 +167,14 @@ fn head_sizes_beyond_one_part(device: &Device) -> Outcome {
     let lengths = Some(vec![33]);
     let problem = Attention { causal: true, lengths, ..Attention::new([1, 34, 67, 2, 1, 130]) };
     forward(&problem, &[DType::F32, DType::BF16], device)?;
-    backward(&problem, &[DType::F32, DType::F16], device)
+    backward(&problem, &[DType::F32, DType::F16], device)?;
+    // In eights of elements, of which all lanes of a warp have one, or some another.
+    for dim in [200, 256, 264] {
+        let problem = Attention { causal: true, ..Attention::new([1, 18, 35, 2, 1, dim]) };
+        forward(&problem, &[DType::BF16, DType::F16], device)?;
+        backward(&problem, &[DType::BF16, DType::F16], device)?;
+    }
+    Ok(())
 }
 
 fn long_sequences(device: &Device) -> Outcome {
