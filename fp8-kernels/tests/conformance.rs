@@ -3,8 +3,8 @@
 //! A backend that is absent, and a case of an operation that a backend does not have, is ignored with its reason, and
 //! counted. `cargo test --test conformance -- cpu::norm` runs the cases of one operation on one backend. A process loads
 //! one CUDA library: the simulated device, or a real one where `FP8_CONFORMANCE_BACKEND` is `cuda`. Where
-//! `FP8_CONFORMANCE_CASES` names a file, the cases that it lists, a name a line, are run, in its order, and the simulated
-//! device says which kernels each of them launched.
+//! `FP8_CONFORMANCE_CASES` names a file, the cases that it lists, a name a line, are run, in its order. With
+//! `FP8_CONFORMANCE_WATCH` set, a line for each case on the simulated device says how long it took and which kernels it launched.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the suite's report")]
 
@@ -21,14 +21,17 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// The variable with the file that lists cases.
 const LIST: &str = "FP8_CONFORMANCE_CASES";
+/// The variable that asks what each case launched, and how long it took.
+const WATCH: &str = "FP8_CONFORMANCE_WATCH";
 /// The variable that lets a simulated device stand for a real one.
 const DRY_RUN: &str = "FP8_CONFORMANCE_DRY_RUN";
 
-/// Names of cases with the kernels that they launched, where cases are listed.
-static LAUNCHED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+/// A line for each case that was watched.
+static WATCHED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Copy, PartialEq)]
 enum Backend {
@@ -162,8 +165,8 @@ fn main() -> ExitCode {
         };
     }
     let conclusion = libtest_mimic::run(&args, trials);
-    for (name, kernels) in LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        println!("kernels of {name}: {kernels}");
+    for line in WATCHED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        println!("{line}");
     }
     let clean = args.list || !backends.iter().any(|backend| backend.is_simulated()) || simulator_is_clean();
     if conclusion.has_failed() || !clean { ExitCode::from(101) } else { ExitCode::SUCCESS }
@@ -187,7 +190,7 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
                         BY_CUDNN.store(backend.has_cudnn(), Relaxed);
                         run(device)
                     };
-                    if backend.is_simulated() && std::env::var_os(LIST).is_some() {
+                    if backend.is_simulated() && std::env::var_os(WATCH).is_some() {
                         Trial::test(name.clone(), move || watched(&name, || run(&device)))
                     } else {
                         Trial::test(name, move || run(&device))
@@ -210,14 +213,15 @@ fn trials(backend: Backend, args: &Arguments, folder: &std::path::Path) -> Vec<T
     cases::ALL.iter().copied().flatten().filter(belongs).flat_map(trials).collect()
 }
 
-/// Runs a case on the simulated device and notes which kernels it launched.
+/// Runs a case on the simulated device and notes how long it took and which kernels it launched.
 fn watched(name: &str, run: impl FnOnce() -> cases::Outcome) -> cases::Outcome {
     let control = library_path().ok_or("the simulated driver was not built beside this test")?;
     let control = Control::open(&control)?;
     control.set("reset_calls", "")?;
+    let start = Instant::now();
     let outcome = run();
-    let entry = (name.to_owned(), control.kernels().join(" "));
-    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+    let line = format!("watched {name} {:.3} {}", start.elapsed().as_secs_f64(), control.kernels().join(" "));
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner).push(line);
     outcome
 }
 

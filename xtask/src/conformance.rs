@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::workspace::{Result, root, shell};
 use crate::{artifact, process};
 use harness::Found;
-pub(crate) use harness::Outcome;
+pub(crate) use harness::{Outcome, Watched};
 
 /// A suite that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -80,7 +80,7 @@ impl Job {
         command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
         command.env("FP8_CONFORMANCE_BACKEND", self.backend.name());
         if let Some(seed) = self.seed {
-            command.env("FP8_SIM_SEED", seed.to_string());
+            command.env("FP8_SIM_SEED", seed.to_string()).env("FP8_CONFORMANCE_WATCH", "1");
         }
         command.args(self.skipped.iter().map(|part| format!("--skip={part}")));
         command
@@ -95,9 +95,12 @@ pub(crate) fn names(program: &Path, backend: Backend, filter: Option<&str>) -> R
     Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// The simulated device's jobs, without cuDNN: a process runs its cases one by one, so that there is one for each operation.
-pub(crate) fn simulated(program: &Path, seeds: &[u64], filter: Option<&str>) -> Result<Vec<Job>> {
-    simulated_as(Backend::CudaSim, program, seeds, filter)
+/// The simulated device's jobs, without cuDNN and with it: a process runs its cases one by one, so that there is one for each
+/// operation.
+pub(crate) fn simulated(program: &Path, seed: u64) -> Result<Vec<Job>> {
+    let mut jobs = simulated_as(Backend::CudaSim, program, &[seed], None)?;
+    jobs.extend(simulated_as(Backend::CudaSimDnn, program, &[seed], None)?);
+    Ok(jobs)
 }
 
 fn simulated_as(backend: Backend, program: &Path, seeds: &[u64], filter: Option<&str>) -> Result<Vec<Job>> {
@@ -189,6 +192,8 @@ pub(crate) struct Total {
     failed: usize,
     ignored: BTreeMap<String, usize>,
     simulator: Option<Found>,
+    /// What each case that passed took, where it ran on the simulated device.
+    watched: BTreeMap<String, Watched>,
     /// A job ended badly although no case failed: the simulator complained, or the process broke down.
     is_bad: bool,
 }
@@ -201,6 +206,8 @@ impl Total {
         if let Some(found) = outcome.simulator {
             self.simulator = Some(self.simulator.unwrap_or_default().and(found));
         }
+        let passed = outcome.passed.iter().filter_map(|name| outcome.watched.get_key_value(name));
+        self.watched.extend(passed.map(|(name, watched)| (name.clone(), watched.clone())));
         for (_, reason) in &outcome.ignored {
             *self.ignored.entry(reason.clone()).or_default() += 1;
         }
@@ -208,6 +215,11 @@ impl Total {
 
     pub(crate) fn is_good(&self) -> bool {
         self.failed == 0 && !self.is_bad
+    }
+
+    /// What the cases took that passed on the simulated device.
+    pub(crate) fn into_watched(self) -> BTreeMap<String, Watched> {
+        self.watched
     }
 
     pub(crate) fn line(&self) -> String {

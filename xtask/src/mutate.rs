@@ -30,6 +30,7 @@ pub(crate) use draw::Draw;
 use edits::Mutant;
 use survivors::Known;
 use tally::Tally;
+pub(crate) use trial::Before;
 use trial::{Suite, Trial, Verdict};
 
 /// The number of mutants between two messages about progress.
@@ -81,7 +82,8 @@ pub(crate) fn run(options: &Mutate) -> Result<ExitCode> {
         (None, None, None) => Draw::All,
     };
     let patience = Duration::from_secs(options.patience);
-    let plan = Plan { draw, seed: options.seed, patience, entries: options.entry.clone() };
+    let (entries, before) = (options.entry.clone(), Before::default());
+    let plan = Plan { draw, seed: options.seed, patience, entries, before };
     println!("{}", check(&program, &plan, &options.kernel)?.verdict()?);
     Ok(ExitCode::SUCCESS)
 }
@@ -94,6 +96,7 @@ pub(crate) struct Plan {
     pub(crate) patience: Duration,
     /// Names of kernels; empty: all.
     pub(crate) entries: Vec<String>,
+    pub(crate) before: Before,
 }
 
 /// Runs the drawn mutants of these kernel files, or of all.
@@ -129,7 +132,7 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
             ),
         }
     );
-    let suite = Suite::list(program)?;
+    let suite = Suite::list(program, &plan.before)?;
     // Few mutants of many files share the processors; many of one file have them for themselves.
     let mut few = Vec::new();
     for (file, ptx) in &snapshots {

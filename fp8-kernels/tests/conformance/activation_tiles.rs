@@ -314,9 +314,8 @@ fn long_strips(device: &Device, activation: Activation) -> Outcome {
     let wide = ops::activation_backward(&dy, &ops::cast(&h, DType::F32)?, activation)?;
     let sums = ops::column_sums(&wide)?.to_f32_vec()?;
     let cols = h.shape().last_dim();
-    for (encoding, policy) in ENCODINGS.into_iter().flat_map(|encoding| {
-        [TransposePolicy::WithCast, TransposePolicy::Never].map(|policy| (encoding, policy))
-    }) {
+    // The formats share what is tried here.
+    for (encoding, policy) in ENCODINGS.into_iter().zip([TransposePolicy::WithCast, TransposePolicy::Never]) {
         let what = format!("{encoding:?}, {policy:?}");
         let run = |device: &Device| {
             let (cell, rule) = (Cell::new(64.0, device)?, exact(encoding));

@@ -87,11 +87,9 @@ fn check_mask(
         let values = (0..p.batch * p.keys * p.groups * p.dim).map(one).collect();
         let v = tensor(values, [p.batch, p.keys, p.groups, p.dim], dtype, device)?;
         let (o, saved) = ops::attention(&q, &k, &v, sequences, options)?;
-        let o = o.to_f32_vec()?;
         let dy = Tensor::full(1.0, *q.shape(), dtype, device)?;
-        let o_tensor = ops::attention(&q, &k, &v, sequences, options)?.0;
-        let (_, _, dv) = ops::attention_backward(&dy, &q, &k, &v, &o_tensor, &saved, sequences, options)?;
-        let dv = dv.to_f32_vec()?;
+        let (_, _, dv) = ops::attention_backward(&dy, &q, &k, &v, &o, &saved, sequences, options)?;
+        let (o, dv) = (o.to_f32_vec()?, dv.to_f32_vec()?);
         for (i, &value) in o.iter().enumerate() {
             let (c, head, query) = (i % p.dim, i / p.dim % p.heads, i / p.dim / p.heads % p.queries);
             let (batch, key) = (i / p.dim / p.heads / p.queries, part + c);
@@ -117,8 +115,9 @@ fn check_mask(
 }
 
 fn masks_are_those_of_the_oracle(device: &Device, dtype: DType) -> Outcome {
-    // On the tensor cores, with whole tiles behind a first one, and on the plain kernels.
-    for [queries, keys, dim] in [[67, 70, 64], [9, 133, 128], [35, 70, 33]] {
+    // On the tensor cores, with whole tiles behind a first one, and on the plain kernels, which f32 has alone.
+    let shapes = [[67, 70, 64], [9, 133, 128], [35, 70, 33]];
+    for [queries, keys, dim] in shapes.into_iter().skip(if dtype == DType::F32 { 2 } else { 0 }) {
         for (p, seed) in [(0.5, 11), (0.9, 12)] {
             let dropout = Some((p, seed, 3));
             let problem = Attention { dropout, ..Attention::new([1, queries, keys, 2, 1, dim]) };
@@ -162,6 +161,8 @@ fn heads_of_a_part_drop_what_they_drop_in_the_whole(device: &Device, dtype: DTyp
     for (batch, sequences) in [(2, Sequences::Full), (1, packing)] {
         // Groups are cut with their heads: heads, groups, the groups of the first part, and head_dim.
         for ([all, groups, cut], dim) in [([4, 4, 1], 40), ([6, 3, 2], 5), ([4, 2, 1], 128)] {
+            // f32 has one kernel for all sizes.
+            let dim = if dtype == DType::F32 { dim.min(12) } else { dim };
             // Rows of a number of keys that is no multiple of four.
             let tokens = 37;
             let make = |heads, seed| normal([batch, tokens, heads, dim], dtype, seed, device);

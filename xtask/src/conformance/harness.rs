@@ -1,5 +1,6 @@
 //! Reads the output of the suite: `test NAME ... ok` and the like, and the line that the simulated device prints last.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The numbers of reports and leaks that the simulated device has counted by the end of a process.
@@ -29,6 +30,23 @@ impl fmt::Display for Found {
     }
 }
 
+/// What a case on the simulated device took.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Watched {
+    pub(crate) seconds: f64,
+    /// The kernels that it launched.
+    pub(crate) kernels: BTreeSet<String>,
+}
+
+impl Watched {
+    /// `watched NAME SECONDS KERNEL…`, as printed.
+    fn read(line: &str) -> Option<(String, Self)> {
+        let mut words = line.strip_prefix("watched ")?.split_whitespace();
+        let (name, seconds) = (words.next()?.to_owned(), words.next()?.parse().ok()?);
+        Some((name, Self { seconds, kernels: words.map(str::to_owned).collect() }))
+    }
+}
+
 /// The outcome of one process.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
@@ -37,6 +55,8 @@ pub(crate) struct Outcome {
     /// Names and reasons.
     pub(crate) ignored: Vec<(String, String)>,
     pub(crate) simulator: Option<Found>,
+    /// What cases took, by name, where that was asked for.
+    pub(crate) watched: BTreeMap<String, Watched>,
     /// Why the process counts as failed although no case did.
     pub(crate) broken: Option<&'static str>,
 }
@@ -51,6 +71,8 @@ impl Outcome {
                 outcome.case(name, end);
             } else if let Some(found) = Found::read(line) {
                 outcome.simulator = Some(found);
+            } else if let Some((name, watched)) = Watched::read(line) {
+                outcome.watched.insert(name, watched);
             } else if line.starts_with("test result: ") {
                 ended = true;
             }
@@ -146,6 +168,19 @@ simulator: 0 reports, 0 leaks
         assert_eq!(outcome.line(), "1 passed, 1 failed, 1 ignored; simulator: 0 reports, 0 leaks");
         assert!(outcome.failures(OUTPUT).starts_with("\nfailures:\n\n---- cuda-sim::norm::needle"));
         assert!(!outcome.is_good());
+    }
+
+    #[test]
+    fn a_watched_case_tells_its_seconds_and_kernels() {
+        let watched =
+            Outcome::read("watched cuda-sim::f::a 1.250 j k\nwatched cuda-sim::f::b 0.001 \n", true).watched;
+        let expected = |seconds, kernels: &[&str]| Watched {
+            seconds,
+            kernels: kernels.iter().map(|kernel| (*kernel).to_owned()).collect(),
+        };
+        assert_eq!(watched["cuda-sim::f::a"], expected(1.25, &["j", "k"]));
+        assert_eq!(watched["cuda-sim::f::b"], expected(0.001, &[]));
+        assert_eq!(watched.len(), 2);
     }
 
     #[test]

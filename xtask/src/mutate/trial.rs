@@ -1,17 +1,17 @@
 //! One kernel file on trial: its cases, run on mutated PTX until one fails.
 //!
 //! A process of the suite runs many cases, one after the other: those first that found mistakes in the same kernel, then
-//! quick ones, of all that launch the kernel. For many mutants they are measured without a mutation before; for a few
-//! that would take longer than the mutants, and all are taken in the suite's order. What fails without a mutation finds
-//! nothing, either way.
+//! quick ones, of all that launch the kernel. What cases take and launch is known where the whole suite ran before. Else they
+//! are run without a mutation first; for a few mutants that would take longer than the mutants, and all are taken in the
+//! suite's order. What fails without a mutation finds nothing, either way.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::conformance::{self, Backend, Job, Outcome};
+use crate::conformance::{self, Backend, Job, Outcome, Watched};
 use crate::mutate::edits::Mutant;
 use crate::process;
 use crate::workspace::Result;
@@ -33,23 +33,34 @@ pub(super) enum Verdict {
     Undecided,
 }
 
+/// A run of the whole suite without a mutation.
+#[derive(Default)]
+pub(crate) struct Before {
+    /// The seed of the simulated device.
+    pub(crate) seed: u64,
+    /// What the cases took that passed, by name.
+    pub(crate) watched: BTreeMap<String, Watched>,
+}
+
 /// The suite's program and what is known of it.
-pub(super) struct Suite {
+pub(super) struct Suite<'a> {
     program: PathBuf,
+    /// An empty one where there was none.
+    before: &'a Before,
     /// The names of all cases on the simulated device, without cuDNN and with it.
     names: Vec<String>,
     /// Whether a case passes without a mutation, as far as that was tried.
     sound: Mutex<HashMap<String, bool>>,
 }
 
-impl Suite {
-    pub(super) fn list(program: &Path) -> Result<Self> {
+impl<'a> Suite<'a> {
+    pub(super) fn list(program: &Path, before: &'a Before) -> Result<Self> {
         let mut names = Vec::new();
         for backend in [Backend::CudaSim, Backend::CudaSimDnn] {
             let is_its = |name: &String| parts(name).is_some_and(|(runs_on, _)| runs_on == backend.name());
             names.extend(conformance::names(program, backend, None)?.into_iter().filter(is_its));
         }
-        Ok(Self { program: program.to_path_buf(), names, sound: Mutex::default() })
+        Ok(Self { program: program.to_path_buf(), before, names, sound: Mutex::default() })
     }
 
     /// Those of the file's own operation, and of those that are called after it: `gemm_fp8` pads by kernels of `gemm`.
@@ -70,7 +81,7 @@ impl Suite {
 
 /// A kernel file with its cases.
 pub(super) struct Trial<'a> {
-    suite: &'a Suite,
+    suite: &'a Suite<'a>,
     file: String,
     ptx: String,
     /// Those that pass without a mutation, as far as that is known.
@@ -90,6 +101,15 @@ struct Case {
 }
 
 impl Case {
+    fn new(name: &str, watched: Option<&Watched>) -> Self {
+        Self {
+            name: name.to_owned(),
+            length: watched.map_or(USUAL, |watched| watched.seconds),
+            kernels: watched.map(|watched| watched.kernels.clone()),
+            kills: HashMap::new(),
+        }
+    }
+
     fn may_launch(&self, kernel: &str) -> bool {
         self.kernels.as_ref().is_none_or(|kernels| kernels.contains(kernel))
     }
@@ -132,48 +152,32 @@ fn operation<'a>(file: &str, operations: &BTreeSet<&'a str>) -> Option<&'a str> 
 }
 
 impl<'a> Trial<'a> {
-    /// `is_measured`: whether the cases are run without a mutation first.
-    pub(super) fn new(suite: &'a Suite, file: &str, ptx: &str, is_measured: bool) -> Result<Self> {
+    /// `is_measured`: whether the cases are run without a mutation first, unless they were before.
+    pub(super) fn new(suite: &'a Suite<'a>, file: &str, ptx: &str, is_measured: bool) -> Result<Self> {
         let names = suite.cases(file);
         if names.is_empty() {
             return Err(format!("mutate: {file}: the suite has no cases of it").into());
         }
-        let case = |name: &&str| Case {
-            name: (*name).to_owned(),
-            length: USUAL,
-            kernels: None,
-            kills: HashMap::new(),
-        };
         let trial = Self {
             suite,
             file: file.to_owned(),
             ptx: ptx.to_owned(),
-            cases: Mutex::new(names.iter().map(case).collect()),
+            cases: Mutex::new(names.iter().map(|name| Case::new(name, None)).collect()),
             problems: Mutex::default(),
         };
-        if is_measured {
-            trial.measure(&names)?;
+        if !suite.before.watched.is_empty() {
+            trial.keep(&names, &suite.before.watched);
+        } else if is_measured {
+            trial.keep(&names, &trial.measure(&names)?);
         }
         Ok(trial)
     }
 
-    /// Runs the cases without a mutation.
-    fn measure(&self, names: &[&str]) -> Result<()> {
+    /// Runs the cases without a mutation and returns what those took that passed.
+    fn measure(&self, names: &[&str]) -> Result<BTreeMap<String, Watched>> {
         let folder = self.folder(&self.ptx)?;
-        let (mut ended, mut start) = (Vec::new(), Instant::now());
-        let finished = process::follow(self.command(folder.path(), names)?, |output| {
-            let count = output.lines().filter(|line| is_end(line)).count();
-            if count > ended.len() {
-                // Several between two glances share the time.
-                let share = start.elapsed().as_secs_f64() / (count - ended.len()) as f64;
-                ended.resize(count, share);
-                start = Instant::now();
-            }
-            false
-        })?;
-        // What ended behind the last glance took no time to speak of.
-        ended.resize(names.len(), start.elapsed().as_secs_f64());
-        let outcome = Outcome::read(&finished.output, finished.succeeded());
+        let finished = process::watch(self.command(folder.path(), names)?, FOR_EVER, |_| false)?;
+        let mut outcome = Outcome::read(&finished.output, finished.succeeded());
         if let Some((name, reason)) = outcome.ignored.first() {
             return Err(format!("mutate: {name} does not run: {reason}").into());
         }
@@ -183,28 +187,24 @@ impl<'a> Trial<'a> {
         if let (true, Some(why)) = (outcome.failed.is_empty(), outcome.broken) {
             lock(&self.problems).push(format!("{} without a mutation: {why}", self.file));
         }
-        for name in &outcome.failed {
-            lock(&self.problems).push(passed_over(name));
+        outcome.watched.retain(|name, _| outcome.passed.contains(name));
+        Ok(outcome.watched)
+    }
+
+    /// Keeps the cases that passed without a mutation.
+    fn keep(&self, names: &[&str], passed: &BTreeMap<String, Watched>) {
+        let mut kept = Vec::new();
+        for name in names {
+            match passed.get(*name) {
+                Some(watched) => kept.push(Case::new(name, Some(watched))),
+                None => lock(&self.problems).push(passed_over(name)),
+            }
         }
-        let mut launched: HashMap<&str, BTreeSet<String>> = HashMap::new();
-        let lines =
-            finished.output.lines().filter_map(|line| line.strip_prefix("kernels of ")?.split_once(": "));
-        launched.extend(lines.map(|(name, kernels)| (name, kernels.split(' ').map(str::to_owned).collect())));
-        let all: Vec<Case> = names
-            .iter()
-            .zip(ended)
-            .filter(|(name, _)| !outcome.failed.iter().any(|failed| failed == *name))
-            .map(|(name, length)| {
-                let kernels = Some(launched.remove(name).unwrap_or_default());
-                Case { name: (*name).to_owned(), length, kernels, kills: HashMap::new() }
-            })
-            .collect();
         let entries = self.ptx.lines().filter_map(|line| line.split_once(".entry ")?.1.split_once('('));
-        for (kernel, _) in entries.filter(|(kernel, _)| !all.iter().any(|case| case.may_launch(kernel))) {
+        for (kernel, _) in entries.filter(|(kernel, _)| !kept.iter().any(|case| case.may_launch(kernel))) {
             lock(&self.problems).push(format!("{} {kernel}: no case launches this kernel", self.file));
         }
-        *lock(&self.cases) = all;
-        Ok(())
+        *lock(&self.cases) = kept;
     }
 
     /// Returns the problems that make verdicts doubtful.
@@ -320,8 +320,9 @@ impl<'a> Trial<'a> {
     fn command(&self, folder: &Path, names: &[&str]) -> Result<std::process::Command> {
         let list = folder.join("cases");
         fs::write(&list, names.join("\n"))?;
-        let mut command = Job { backend: backend(&self.file), seed: Some(0), skipped: Vec::new() }
-            .command(&self.suite.program);
+        let mut command =
+            Job { backend: backend(&self.file), seed: Some(self.suite.before.seed), skipped: Vec::new() }
+                .command(&self.suite.program);
         command.env("FP8_SIM_SNAPSHOTS", folder).env("FP8_CONFORMANCE_CASES", list);
         command.env("RUST_BACKTRACE", "0").arg("--test-threads=1");
         Ok(command)
@@ -362,7 +363,8 @@ mod tests {
     fn kernels_around_cudnn_are_tried_by_the_cases_that_run_with_it() {
         let names = ["cuda-sim::attention::bits", "cuda-sim-dnn::attention::bits", "cuda-sim::gemm::bits"];
         let names = names.map(str::to_owned).to_vec();
-        let suite = Suite { program: PathBuf::new(), names, sound: Mutex::default() };
+        let before = Before::default();
+        let suite = Suite { program: PathBuf::new(), before: &before, names, sound: Mutex::default() };
         assert_eq!(suite.cases("attention_library"), ["cuda-sim-dnn::attention::bits"]);
         assert_eq!(suite.cases("attention_plain"), ["cuda-sim::attention::bits"]);
         assert_eq!(suite.cases("gemm"), ["cuda-sim::gemm::bits"]);
@@ -386,7 +388,7 @@ verdict() {
 }
 for name in $(cat "$FP8_CONFORMANCE_CASES"); do verdict "${name##*::}"; done
 echo "test result: done"
-for name in $(cat "$FP8_CONFORMANCE_CASES"); do echo "kernels of $name: j k"; done
+for name in $(cat "$FP8_CONFORMANCE_CASES"); do case $name in *slow) s=0.3;; *) s=0.001;; esac; echo "watched $name $s j k"; done
 if has leak; then echo "simulator: 0 reports, 1 leaks"; exit 1; fi
 echo "simulator: 0 reports, 0 leaks"
 exit $status
@@ -394,19 +396,20 @@ exit $status
 
     /// The suite's program, in the folder.
     #[cfg(unix)]
-    fn suite(folder: &Path) -> Suite {
+    fn suite<'a>(folder: &Path, before: &'a Before) -> Suite<'a> {
         use std::os::unix::fs::PermissionsExt as _;
         let program = folder.join("suite");
         fs::write(&program, SUITE).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        Suite::list(&program).unwrap()
+        Suite::list(&program, before).unwrap()
     }
 
     #[cfg(unix)]
     #[test]
     fn cases_that_are_not_measured_are_tried_without_the_mutation_where_they_fail() {
         let folder = tempfile::tempdir().unwrap();
-        let suite = suite(folder.path());
+        let before = Before::default();
+        let suite = suite(folder.path(), &before);
         let ptx = ".visible .entry k(\n)\n";
         let trial = Trial::new(&suite, "f", ptx, false).unwrap();
         let end =
@@ -424,7 +427,8 @@ exit $status
     #[test]
     fn a_mutant_is_killed_by_a_case_that_passes_without_it() {
         let folder = tempfile::tempdir().unwrap();
-        let suite = suite(folder.path());
+        let before = Before::default();
+        let suite = suite(folder.path(), &before);
         let ptx = ".visible .entry k(\n)\n.visible .entry unused(\n)\n";
         let trial = Trial::new(&suite, "f", ptx, true).unwrap();
         let end = |kernel, mistake: &str, patience| {
@@ -448,6 +452,27 @@ exit $status
             "{problems:?}"
         );
         assert_eq!(problems.len(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn where_the_suite_ran_before_nothing_is_run_without_a_mutation() {
+        let folder = tempfile::tempdir().unwrap();
+        let watched =
+            |seconds, kernel: &str| Watched { seconds, kernels: BTreeSet::from([kernel.to_owned()]) };
+        let case = |name: &str| format!("cuda-sim::f::{name}");
+        let watched =
+            BTreeMap::from([(case("quick"), watched(0.001, "j")), (case("slow"), watched(0.3, "k"))]);
+        let before = Before { seed: 1, watched };
+        let suite = suite(folder.path(), &before);
+        let ptx = ".visible .entry j(\n)\n.visible .entry k(\n)\n";
+        let trial = Trial::new(&suite, "f", ptx, false).unwrap();
+        assert_eq!(trial.problems(), [passed_over("cuda-sim::f::unsound")]);
+        let end =
+            |kernel: &str| trial.end(kernel, &format!("{ptx}bug deep\n"), Duration::from_secs(60)).unwrap();
+        assert_eq!(end("k"), End::Failed(Some(case("slow"))), "the quick case does not launch it");
+        assert_eq!(end("j"), End::Failed(Some(case("quick"))));
+        assert!(lock(&suite.sound).is_empty());
     }
 
     #[test]
