@@ -192,7 +192,7 @@ pub(crate) struct Total {
     failed: usize,
     ignored: BTreeMap<String, usize>,
     simulator: Option<Found>,
-    /// What each case that passed took, where it ran on the simulated device.
+    /// Times and kernels of the cases that passed on the simulated device.
     watched: BTreeMap<String, Watched>,
     /// A job ended badly although no case failed: the simulator complained, or the process broke down.
     is_bad: bool,
@@ -217,7 +217,7 @@ impl Total {
         self.failed == 0 && !self.is_bad
     }
 
-    /// What the cases took that passed on the simulated device.
+    /// Times and kernels of the cases that passed on the simulated device.
     pub(crate) fn into_watched(self) -> BTreeMap<String, Watched> {
         self.watched
     }

@@ -30,7 +30,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// What a case on the simulated device took.
+/// The time and the kernels of a case on the simulated device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Watched {
     pub(crate) seconds: f64,
@@ -55,7 +55,7 @@ pub(crate) struct Outcome {
     /// Names and reasons.
     pub(crate) ignored: Vec<(String, String)>,
     pub(crate) simulator: Option<Found>,
-    /// What cases took, by name, where that was asked for.
+    /// Times and kernels of cases, by name, where that was asked for.
     pub(crate) watched: BTreeMap<String, Watched>,
     /// Why the process counts as failed although no case did.
     pub(crate) broken: Option<&'static str>,

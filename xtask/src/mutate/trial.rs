@@ -38,7 +38,7 @@ pub(super) enum Verdict {
 pub(crate) struct Before {
     /// The seed of the simulated device.
     pub(crate) seed: u64,
-    /// What the cases took that passed, by name.
+    /// Times and kernels of the cases that passed, by name.
     pub(crate) watched: BTreeMap<String, Watched>,
 }
 
