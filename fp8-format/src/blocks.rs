@@ -14,6 +14,8 @@ use core::fmt;
 /// | `B1x128` | 1 × 128 | `[rows, ⌈cols / 128⌉]` | f32 |
 /// | `B128x128` | 128 × 128 | `[⌈rows / 128⌉, ⌈cols / 128⌉]` | f32 |
 /// | `Mx32` | 1 × 32 | `[rows, ⌈cols / 32⌉]` | [`E8M0`](crate::E8M0) |
+/// | `B1x16` | 1 × 16 | `[rows, ⌈cols / 16⌉]` | [`E4M3`](crate::E4M3), and a [`TensorScale`](crate::TensorScale) |
+/// | `B16x16` | 16 × 16 | `[⌈rows / 16⌉, ⌈cols / 16⌉]` | the same |
 ///
 /// ```
 /// use fp8_format::Blocks;
@@ -21,6 +23,7 @@ use core::fmt;
 /// assert_eq!(Blocks::B1x128.grid(64, 1000), [64, 8]);
 /// assert_eq!(Blocks::B128x128.grid(64, 1000), [1, 8]);
 /// assert_eq!(Blocks::Mx32.grid(64, 1000), [64, 32]);
+/// assert_eq!(Blocks::B16x16.grid(64, 1000), [4, 63]);
 /// assert_eq!(Blocks::Row.grid(64, 1000), [64, 1]);
 /// assert_eq!(Blocks::Row.size(1000), [1, 1000]);
 /// ```
@@ -35,11 +38,24 @@ pub enum Blocks {
     B128x128,
     /// 32 elements of a row, as in MXFP8.
     Mx32,
+    /// 16 elements of a row, as in NVFP4.
+    B1x16,
+    /// A tile of 16 rows and 16 columns: weights in NVFP4, whose blocks are the same in the transpose.
+    B16x16,
 }
 
 impl Blocks {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Row, Self::B1x128, Self::B128x128, Self::Mx32];
+    pub const ALL: [Self; 6] =
+        [Self::Row, Self::B1x128, Self::B128x128, Self::Mx32, Self::B1x16, Self::B16x16];
+
+    /// Returns true if the elements are [`E2M1`](crate::E2M1), two in a byte, with scales of two levels; of the others they are
+    /// [`E4M3`](crate::E4M3) or [`E5M2`](crate::E5M2).
+    #[must_use]
+    #[inline]
+    pub const fn is_fp4(self) -> bool {
+        matches!(self, Self::B1x16 | Self::B16x16)
+    }
 
     /// Returns the rows and columns of a whole block in a matrix of `cols` columns.
     #[must_use]
@@ -50,6 +66,8 @@ impl Blocks {
             Self::B1x128 => [1, 128],
             Self::B128x128 => [128, 128],
             Self::Mx32 => [1, 32],
+            Self::B1x16 => [1, 16],
+            Self::B16x16 => [16, 16],
         }
     }
 
@@ -63,10 +81,12 @@ impl Blocks {
             Self::B1x128 => [rows, cols.div_ceil(128)],
             Self::B128x128 => [rows.div_ceil(128), cols.div_ceil(128)],
             Self::Mx32 => [rows, cols.div_ceil(32)],
+            Self::B1x16 => [rows, cols.div_ceil(16)],
+            Self::B16x16 => [rows.div_ceil(16), cols.div_ceil(16)],
         }
     }
 
-    /// Returns `row`, `1x128`, `128x128` or `mx32`, which `Display` writes.
+    /// Returns `row`, `1x128`, `128x128`, `mx32`, `1x16` or `16x16`, which `Display` writes.
     #[must_use]
     #[inline]
     pub const fn name(self) -> &'static str {
@@ -75,6 +95,8 @@ impl Blocks {
             Self::B1x128 => "1x128",
             Self::B128x128 => "128x128",
             Self::Mx32 => "mx32",
+            Self::B1x16 => "1x16",
+            Self::B16x16 => "16x16",
         }
     }
 }

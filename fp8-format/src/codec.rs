@@ -1,4 +1,4 @@
-//! The one codec behind both types: branch-free, `const`, in `f32` or `f64` arithmetic.
+//! The one codec behind all element types: branch-free, `const`, in `f32` or `f64` arithmetic.
 //!
 //! Encoding lets a float addition round. With `a = |x|` clamped to the largest value that may come out, and `E` the
 //! exponent of a's binade (of the smallest normal for everything below it), the sum `a + 2^(E + drop)` has an ulp
@@ -32,8 +32,10 @@ pub(crate) struct Format {
 
 pub(crate) const E4M3: Format = Format { man: 3, bias: 7, max: 0x7E, overflow: 0x7F, first_nan: 0x7F };
 pub(crate) const E5M2: Format = Format { man: 2, bias: 15, max: 0x7B, overflow: 0x7C, first_nan: 0x7D };
+/// Its codes have four bits; here their sign is bit 7, and nothing is NaN.
+pub(crate) const E2M1: Format = Format { man: 1, bias: 1, max: 0x07, overflow: 0x07, first_nan: 0x80 };
 
-/// The code every NaN input becomes, in both formats.
+/// The code every NaN input becomes, in all formats: the low bits of E2M1's largest value are among its own.
 pub(crate) const NAN: u8 = 0x7F;
 
 pub(crate) const F32_ABS: u32 = 0x7FFF_FFFF;

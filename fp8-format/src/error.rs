@@ -59,13 +59,49 @@ pub enum Error {
         /// Columns of the matrix; of the transpose for columnwise results.
         cols: usize,
     },
+    /// The length of a slice of packed codes is not that of a matrix.
+    #[error(
+        "{op}: {name} has {len} bytes, the codes of a {rows} x {cols} matrix have {}: two codes a byte, and whole bytes \
+         for each row",
+        Elements(.rows.checked_mul(.cols.div_ceil(2)))
+    )]
+    Packed {
+        /// The function that was called.
+        op: &'static str,
+        /// The argument that does not fit.
+        name: &'static str,
+        /// Its bytes.
+        len: usize,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+    },
+    /// Blocks of FP8 where E2M1 was asked for.
+    #[error("{op}: {blocks} blocks hold FP8: expected 1x16 or 16x16")]
+    NotFp4 {
+        /// The function that was called.
+        op: &'static str,
+        /// The blocks.
+        blocks: Blocks,
+    },
+    /// A largest magnitude that is none.
+    #[error(
+        "{op}: amax is negative or NaN: expected the largest magnitude of the tensor, from slice::nvfp4_amax"
+    )]
+    Amax {
+        /// The function that was called.
+        op: &'static str,
+    },
     /// Blocks whose scales have another type.
-    #[error("{op}: Mx32 blocks have E8M0 scales, not f32: call slice::{mx}")]
+    #[error("{op}: {blocks} blocks do not have f32 scales: call slice::{instead}")]
     NotF32 {
         /// The function that was called.
         op: &'static str,
+        /// The blocks.
+        blocks: Blocks,
         /// The function for these blocks.
-        mx: &'static str,
+        instead: &'static str,
     },
     /// Text that is not a number.
     #[error("parse {encoding}: {source}: expected a decimal number such as -1.75 or 3e-2, inf or NaN")]
@@ -74,6 +110,18 @@ pub enum Error {
         encoding: Encoding,
         /// The error of the standard library's parser.
         source: ParseFloatError,
+    },
+    /// Text that is not a number, where an E2M1 was asked for.
+    #[error("parse E2M1: {source}: expected a decimal number such as -1.5 or 0.5")]
+    ParseE2M1 {
+        /// The error of the standard library's parser.
+        source: ParseFloatError,
+    },
+    /// A number that is no code of E2M1.
+    #[error("E2M1: {code} is no code: expected 0 to 15")]
+    CodeE2M1 {
+        /// The number.
+        code: u8,
     },
     /// Text that is no power of two in the range of E8M0.
     #[error(

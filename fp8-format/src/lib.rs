@@ -13,6 +13,7 @@ mod operators;
 mod arch;
 mod blocks;
 mod codec;
+mod e2m1;
 mod e4m3;
 mod e5m2;
 mod e8m0;
@@ -24,12 +25,15 @@ pub mod philox;
 #[cfg(feature = "rand")]
 mod rand;
 pub mod slice;
+mod tensor_scale;
 mod traits;
 
 pub use blocks::Blocks;
+pub use e2m1::E2M1;
 pub use e4m3::E4M3;
 pub use e5m2::E5M2;
 pub use e8m0::E8M0;
 pub use encoding::Encoding;
 pub use error::{Error, Result};
+pub use tensor_scale::TensorScale;
 pub use traits::{Fp8, Source};

@@ -107,32 +107,145 @@ impl Philox {
         (4 - self.skipped as usize) % 4
     }
 
-    /// The words of 64 elements, of a stream that begins with a whole counter; 16 counters side by side, as vectors.
+    /// The words of 64 elements, of a stream that begins with a whole counter.
     #[inline(always)]
     pub(crate) fn block(self) -> [u32; Self::BLOCK] {
-        const LANES: usize = Philox::BLOCK / 4;
-        let counter = |lane: usize| halves(self.offset.wrapping_add(lane as u64));
-        let mut c0: [u32; LANES] = core::array::from_fn(|lane| counter(lane)[0]);
-        let mut c1: [u32; LANES] = core::array::from_fn(|lane| counter(lane)[1]);
-        let (mut c2, mut c3) = ([0; LANES], [0; LANES]);
-        let [mut k0, mut k1] = halves(self.seed);
-        for _ in 0..ROUNDS {
-            for lane in 0..LANES {
-                let [low0, high0] = halves(u64::from(MULTIPLIERS[0]) * u64::from(c0[lane]));
-                let [low1, high1] = halves(u64::from(MULTIPLIERS[1]) * u64::from(c2[lane]));
-                (c0[lane], c1[lane]) = (high1 ^ c1[lane] ^ k0, low1);
-                (c2[lane], c3[lane]) = (high0 ^ c3[lane] ^ k1, low0);
-            }
-            k0 = k0.wrapping_add(WEYL[0]);
-            k1 = k1.wrapping_add(WEYL[1]);
+        let words = side_by_side(self.seed, self.offset, 1);
+        core::array::from_fn(|i| words[i / 4][i % 4])
+    }
+}
+
+/// Counters that are computed side by side, as vectors.
+const LANES: usize = Philox::BLOCK / 4;
+
+/// The words of counters `step` apart.
+#[inline(always)]
+fn side_by_side(seed: u64, first: u64, step: u64) -> [[u32; 4]; LANES] {
+    let counter = |lane: usize| halves(first.wrapping_add(step.wrapping_mul(lane as u64)));
+    let mut c0: [u32; LANES] = core::array::from_fn(|lane| counter(lane)[0]);
+    let mut c1: [u32; LANES] = core::array::from_fn(|lane| counter(lane)[1]);
+    let (mut c2, mut c3) = ([0; LANES], [0; LANES]);
+    let [mut k0, mut k1] = halves(seed);
+    for _ in 0..ROUNDS {
+        for lane in 0..LANES {
+            let [low0, high0] = halves(u64::from(MULTIPLIERS[0]) * u64::from(c0[lane]));
+            let [low1, high1] = halves(u64::from(MULTIPLIERS[1]) * u64::from(c2[lane]));
+            (c0[lane], c1[lane]) = (high1 ^ c1[lane] ^ k0, low1);
+            (c2[lane], c3[lane]) = (high0 ^ c3[lane] ^ k1, low0);
         }
-        core::array::from_fn(|i| [&c0, &c1, &c2, &c3][i % 4][i / 4])
+        k0 = k0.wrapping_add(WEYL[0]);
+        k1 = k1.wrapping_add(WEYL[1]);
+    }
+    core::array::from_fn(|lane| [c0[lane], c1[lane], c2[lane], c3[lane]])
+}
+
+/// The random bytes of matrices whose blocks of 16 elements are rounded stochastically: a counter for each block.
+///
+/// Element `j` of block `n` takes byte `j`, little endian, of [`philox4x32_10`]`(offset + n, seed)`. Blocks are numbered along the
+/// rows of the whole matrix, `n = row · ⌈columns / 16⌉ + block`; [`part`](Self::part) says where in it a part is, so that parts have
+/// the bits of the whole.
+///
+/// ```
+/// use fp8_format::philox::{BlockRandom, philox4x32_10};
+///
+/// let random = BlockRandom::new(42, 7);
+/// assert_eq!(random.bytes(3)[4..8], philox4x32_10(7 + 3, 42)[1].to_le_bytes());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockRandom {
+    seed: u64,
+    /// The counter of the first block.
+    first: u64,
+    /// Blocks from a row to the next; `None`: those of a row.
+    step: Option<u64>,
+}
+
+impl BlockRandom {
+    /// Creates the bytes of key `seed` for a whole matrix, whose first block has counter `offset`.
+    #[must_use]
+    #[inline]
+    pub const fn new(seed: u64, offset: u64) -> Self {
+        Self { seed, first: offset, step: None }
+    }
+
+    /// Returns those of a part that begins with block `first`, of a matrix with `step` blocks in a row. Counters wrap around.
+    ///
+    /// ```
+    /// use fp8_format::philox::BlockRandom;
+    ///
+    /// // The right half of a matrix of 64 columns, from its third row on.
+    /// let whole = BlockRandom::new(42, 0);
+    /// assert_eq!(whole.part(2 * 4 + 2, 4).bytes(0), whole.bytes(10));
+    /// ```
+    #[must_use]
+    #[inline]
+    pub const fn part(self, first: u64, step: u64) -> Self {
+        Self { first: self.first.wrapping_add(first), step: Some(step), ..self }
+    }
+
+    /// Returns the bytes of the block that comes `n` after the first one in its row.
+    #[must_use]
+    #[inline]
+    pub const fn bytes(self, n: u64) -> [u8; 16] {
+        let words = philox4x32_10(self.first.wrapping_add(n), self.seed);
+        let mut bytes = [0; 16];
+        let mut j = 0;
+        while j < 16 {
+            bytes[j] = words[j / 4].to_le_bytes()[j % 4];
+            j += 1;
+        }
+        bytes
+    }
+
+    /// The number of counters from a row to the next, of a matrix of which a row has `blocks` blocks.
+    pub(crate) const fn step(self, blocks: u64) -> u64 {
+        match self.step {
+            Some(step) => step,
+            None => blocks,
+        }
+    }
+
+    /// Those of a row, of a matrix of which a row has `blocks` blocks.
+    pub(crate) const fn row(self, row: u64, blocks: u64) -> Self {
+        let step = self.step(blocks);
+        Self { first: self.first.wrapping_add(row.wrapping_mul(step)), step: Some(step), ..self }
+    }
+
+    /// Those from the `n`-th block of a row on.
+    pub(crate) const fn skip(self, n: u64) -> Self {
+        Self { first: self.first.wrapping_add(n), ..self }
+    }
+
+    /// The bytes of blocks `step` apart, four in a word.
+    #[inline(always)]
+    pub(crate) fn words(self, step: u64, words: &mut [[u32; 4]]) {
+        for (n, words) in (0..).zip(words.chunks_mut(LANES)) {
+            let first = self.first.wrapping_add(step.wrapping_mul(n * LANES as u64));
+            let lanes = side_by_side(self.seed, first, step);
+            words.copy_from_slice(&lanes[..words.len()]);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Philox, block};
+    use super::{BlockRandom, Philox, block};
+
+    #[test]
+    fn the_bytes_of_blocks_are_the_same_one_by_one_and_together() {
+        for first in [0, u64::MAX - 3] {
+            let random = BlockRandom::new(0x0123_4567_89AB_CDEF, first);
+            for step in [1, 5] {
+                let mut words = [[0; 4]; 21];
+                random.row(3, 5).skip(2).words(step, &mut words);
+                for (i, words) in (0..).zip(words) {
+                    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                    assert_eq!(random.bytes(17 + step * i), *bytes);
+                }
+            }
+            assert_eq!(random.part(7, 9).row(2, 1).bytes(0), random.bytes(25));
+        }
+    }
 
     /// The vectors published with Random123 (`kat_vectors`, philox4x32 10).
     #[test]

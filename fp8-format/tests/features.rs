@@ -3,7 +3,7 @@
 #[cfg(feature = "bytemuck")]
 mod bytemuck {
     use bytemuck::TransparentWrapper;
-    use fp8_format::{E4M3, E5M2, Fp8};
+    use fp8_format::{E2M1, E4M3, E5M2, Fp8};
 
     fn zero_bytes<T: Fp8>(codes: &mut [T]) {
         ::bytemuck::cast_slice_mut::<T, u8>(codes).fill(0);
@@ -20,11 +20,17 @@ mod bytemuck {
         assert_eq!(E5M2::peel_slice(&[E5M2::MAX, E5M2::ONE]), [0x7B, 0x3C]);
         assert_eq!(<E4M3 as ::bytemuck::Zeroable>::zeroed().to_bits(), 0);
     }
+
+    #[test]
+    fn codes_of_four_bits_are_read_as_bytes() {
+        assert_eq!(::bytemuck::cast_slice::<E2M1, u8>(&[E2M1::MAX, E2M1::NEG_ONE]), [0x07, 0x0A]);
+        assert_eq!(<E2M1 as ::bytemuck::Zeroable>::zeroed(), E2M1::ZERO);
+    }
 }
 
 #[cfg(feature = "serde")]
 mod serde {
-    use fp8_format::{E4M3, E5M2, Encoding};
+    use fp8_format::{E2M1, E4M3, E5M2, Encoding};
 
     #[test]
     fn codes_are_stored_as_their_bits() {
@@ -35,6 +41,10 @@ mod serde {
             assert_eq!(serde_json::from_str::<E5M2>(&text).unwrap().to_bits(), code);
         }
         assert!(serde_json::from_str::<E4M3>("256").is_err());
+        assert_eq!(serde_json::to_string(&E2M1::NEG_ONE).unwrap(), "10");
+        assert_eq!(serde_json::from_str::<E2M1>("15").unwrap(), E2M1::MIN);
+        let error = serde_json::from_str::<E2M1>("16").unwrap_err().to_string();
+        assert!(error.starts_with("E2M1: 16 is no code: expected 0 to 15"), "{error}");
         assert_eq!(serde_json::to_string(&Encoding::E5M2).unwrap(), "\"E5M2\"");
         assert_eq!(serde_json::from_str::<Encoding>("\"E4M3\"").unwrap(), Encoding::E4M3);
     }

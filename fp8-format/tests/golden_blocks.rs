@@ -3,79 +3,14 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+mod safetensors;
+
 use fp8_format::slice::{BlockOutput, BlockScaling, Codec, MxOutput, MxRounding, Path};
 use fp8_format::{Blocks, E4M3, E5M2, E8M0, Fp8, Source};
 use half::{bf16, f16};
+use safetensors::{File, hash, named};
 use serde_json::Value;
 use std::path::PathBuf;
-
-/// A file of tensors.
-struct File {
-    name: String,
-    header: Value,
-    data: Vec<u8>,
-}
-
-impl File {
-    /// All files of both folders.
-    fn all() -> Vec<Self> {
-        let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/blocks");
-        let other = std::env::var_os("FP8_TEST_GOLDEN_BLOCKS").map(PathBuf::from);
-        let files = |folder: PathBuf| {
-            std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
-        };
-        let paths =
-            [Some(own), other].into_iter().flatten().flat_map(files).map(|entry| entry.unwrap().path());
-        let mut paths: Vec<PathBuf> =
-            paths.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect();
-        // Files that only serve under Miri take too long there.
-        paths.retain(|path| !cfg!(miri) || std::fs::metadata(path).is_ok_and(|file| file.len() < 30_000));
-        paths.into_iter().map(Self::read).collect()
-    }
-
-    fn read(path: PathBuf) -> Self {
-        let bytes = std::fs::read(&path).unwrap();
-        let (len, rest) = bytes.split_first_chunk().unwrap();
-        let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        Self { name, header: serde_json::from_slice(header).unwrap(), data: data.to_vec() }
-    }
-
-    fn kind(&self) -> &str {
-        self.header["__metadata__"]["kind"].as_str().unwrap()
-    }
-
-    fn cases(&self) -> Vec<Value> {
-        serde_json::from_str(self.header["__metadata__"]["cases"].as_str().unwrap()).unwrap()
-    }
-
-    fn shape(&self, tensor: &str) -> [usize; 2] {
-        let size = |i: usize| self.header[tensor]["shape"][i].as_u64().unwrap() as usize;
-        [size(0), size(1)]
-    }
-
-    fn bytes(&self, tensor: &str) -> &[u8] {
-        let offset = |i: usize| self.header[tensor]["data_offsets"][i].as_u64().unwrap() as usize;
-        &self.data[offset(0)..offset(1)]
-    }
-
-    fn words(&self, tensor: &str) -> Vec<u32> {
-        self.bytes(tensor).as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
-    }
-}
-
-/// The tensor `case` names under `key`.
-fn named<'a>(case: &'a Value, key: &str) -> &'a str {
-    case[key].as_str().unwrap()
-}
-
-fn hash(values: &[f32]) -> String {
-    let hash = values.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, value| {
-        let bits = if value.is_nan() { 0x7FC0_0000 } else { value.to_bits() };
-        (hash ^ u64::from(bits)).wrapping_mul(0x0000_0100_0000_01B3)
-    });
-    format!("{hash:016x}")
-}
 
 /// Results of a direction.
 struct Room<T> {
@@ -171,19 +106,16 @@ fn check<T: Fp8, S: Source>(file: &File, case: &Value, x: &[S]) {
 #[test]
 fn every_case_on_every_path() {
     let mut count = 0;
-    for file in File::all().iter().filter(|file| file.kind() == "quantize") {
+    for file in File::all("blocks", "FP8_TEST_GOLDEN_BLOCKS").iter().filter(|file| file.kind() == "quantize")
+    {
         for case in file.cases() {
-            let halves = || file.bytes("x").as_chunks::<2>().0.iter().map(|word| u16::from_le_bytes(*word));
-            let f32s = || file.words("x").into_iter().map(f32::from_bits).collect::<Vec<_>>();
-            let f16s = || halves().map(f16::from_bits).collect::<Vec<_>>();
-            let bf16s = || halves().map(bf16::from_bits).collect::<Vec<_>>();
             match (named(&case, "format"), file.header["x"]["dtype"].as_str().unwrap()) {
-                ("e4m3", "F32") => check::<E4M3, f32>(file, &case, &f32s()),
-                ("e4m3", "F16") => check::<E4M3, f16>(file, &case, &f16s()),
-                ("e4m3", _) => check::<E4M3, bf16>(file, &case, &bf16s()),
-                (_, "F32") => check::<E5M2, f32>(file, &case, &f32s()),
-                (_, "F16") => check::<E5M2, f16>(file, &case, &f16s()),
-                (_, _) => check::<E5M2, bf16>(file, &case, &bf16s()),
+                ("e4m3", "F32") => check::<E4M3, f32>(file, &case, &file.floats("x")),
+                ("e4m3", "F16") => check::<E4M3, f16>(file, &case, &file.halves("x", f16::from_bits)),
+                ("e4m3", _) => check::<E4M3, bf16>(file, &case, &file.halves("x", bf16::from_bits)),
+                (_, "F32") => check::<E5M2, f32>(file, &case, &file.floats("x")),
+                (_, "F16") => check::<E5M2, f16>(file, &case, &file.halves("x", f16::from_bits)),
+                (_, _) => check::<E5M2, bf16>(file, &case, &file.halves("x", bf16::from_bits)),
             }
             count += 1;
         }

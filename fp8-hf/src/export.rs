@@ -319,6 +319,7 @@ fn granularity(shape: &[usize], [rows, cols]: [usize; 2]) -> Option<WeightScales
     if shape.is_empty() {
         return Some(WeightScales::Tensor);
     }
-    let blocks = Blocks::ALL.into_iter().find(|blocks| blocks.grid(rows, cols) == shape)?;
+    let fits = |blocks: &Blocks| !blocks.is_fp4() && blocks.grid(rows, cols) == shape;
+    let blocks = Blocks::ALL.into_iter().find(fits)?;
     Some(WeightScales::Block(blocks.size(cols.max(1))))
 }

@@ -84,6 +84,11 @@ impl Fp8Tensor {
         scale_inv: Tensor,
     ) -> Result<Self> {
         let op = "from_blocks";
+        if blocks.is_fp4() {
+            let remedy = "these tensors hold FP8, a code a byte: dequantize 4-bit codes with fp8_format::slice::dequantize_nvfp4";
+            let value = blocks.to_string();
+            return Err(Error::Option { op, option: "blocks", value, remedy: remedy.to_owned() });
+        }
         codes.expect_dtype(op, "codes", DType::U8)?;
         scale_inv.expect_dtype(op, "scale_inv", factor_dtype(blocks))?;
         codes.device().expect_same(op, scale_inv.device())?;

@@ -2,7 +2,7 @@
 
 use crate::row::{Format, Source, Work};
 use crate::work::{Buffers, Group, Shape, done};
-use fp8_format::slice::{BlockOutput, BlockScaling, MxOutput, MxRounding, Path};
+use fp8_format::slice::{BlockOutput, BlockScaling, MxOutput, MxRounding, Nvfp4Options, Nvfp4Output, Path};
 use fp8_format::{Blocks, E4M3, E8M0};
 
 /// Blocks with f32 scales, their work in one direction and in both, and whether their scales are powers of two.
@@ -83,6 +83,25 @@ macro_rules! for_sources {
             groups
         }
     };
+}
+
+/// Quantization to NVFP4, with the amax of the tensor given and computed first.
+pub(crate) fn nvfp4(path: Path) -> Group {
+    let mut group = Group::new([8, 1], 1);
+    let kind = (Source::F32, Format::E2M1);
+    for amax in ["given", "computed"] {
+        group.add_matrix(Work::QuantizeNvfp4, path, kind, Shape::Square, move |codec, b, (rows, cols)| {
+            let options = Nvfp4Options::default();
+            let most = match amax {
+                "given" => 6.0,
+                _ => codec.nvfp4_amax(&b.f32s, rows, cols, options.copy).unwrap_or_default(),
+            };
+            let out = Nvfp4Output::new(&mut b.packed, &mut b.e4m3);
+            done(codec.quantize_nvfp4(&b.f32s, rows, cols, most, &options, out));
+        });
+        group.name_scale(amax);
+    }
+    group
 }
 
 for_sources! {

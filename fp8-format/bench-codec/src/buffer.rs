@@ -20,6 +20,8 @@ pub(crate) struct Buffer<T> {
 /// Every pattern of bits is a value, and there is no padding.
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: a number, and transparent wrappers of numbers.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
 unsafe impl Plain for [u8; 2] {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}

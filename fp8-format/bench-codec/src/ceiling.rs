@@ -23,6 +23,7 @@ const LINE: usize = 64;
 /// Lines that are read and written at a time, each written line in a part of `dst` of its own.
 pub(crate) fn run(src: &[u8], dst: &mut [u8], [reads, writes]: [usize; 2], variant: Variant) {
     match [reads, writes] {
+        [8, 1] => steps::<8, 1>(src, dst, variant),
         [4, 1] => steps::<4, 1>(src, dst, variant),
         [2, 1] => steps::<2, 1>(src, dst, variant),
         [1, 1] => steps::<1, 1>(src, dst, variant),

@@ -9,7 +9,7 @@ pub(crate) fn groups(threads: &[usize]) -> Vec<Group> {
     let mut merged: Vec<Group> = Vec::new();
     let single = Path::available().flat_map(|path| {
         let works = encoding(path, 1).into_iter().chain(blocks::quantization(path));
-        works.chain(reading(path)).chain(decoding(path)).collect::<Vec<_>>()
+        works.chain(reading(path)).chain(decoding(path)).chain([blocks::nvfp4(path)]).collect::<Vec<_>>()
     });
     let several = threads.iter().filter(|threads| **threads > 1);
     let several = several.flat_map(|threads| encoding(Path::best(), *threads));

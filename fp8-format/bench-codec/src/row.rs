@@ -26,6 +26,9 @@ pub(crate) enum Work {
     QuantizeMx32,
     #[serde(rename = "quantize_mx32_both")]
     QuantizeMx32Both,
+    /// To E2M1 in blocks of 16, with a given amax of the tensor or with one that is computed first.
+    #[serde(rename = "quantize_nvfp4")]
+    QuantizeNvfp4,
 }
 
 /// The wide type: what is read, or for decoding what is written.
@@ -42,6 +45,7 @@ pub(crate) enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Format {
+    E2M1,
     E4M3,
     E5M2,
     #[serde(untagged)]
@@ -55,7 +59,7 @@ pub(crate) struct Row {
     pub(crate) path: Option<String>,
     pub(crate) source: Source,
     pub(crate) format: Format,
-    /// `any` or `power_of_two` of quantization, `ceil` of that to MXFP8.
+    /// `any` or `power_of_two` of quantization, `ceil` of that to MXFP8; `given` or `computed` amax of NVFP4.
     pub(crate) scale: Option<String>,
     pub(crate) elements: usize,
     /// Rows and columns of a matrix.
@@ -108,6 +112,7 @@ impl Row {
             | Work::Quantize1x128Both
             | Work::Quantize128x128Both
             | Work::QuantizeMx32Both => wide + 2.0,
+            Work::QuantizeNvfp4 => wide + 0.5 + 1.0 / 16.0,
         }
     }
 

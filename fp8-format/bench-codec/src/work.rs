@@ -27,6 +27,9 @@ pub(crate) struct Buffers {
     /// Scales of blocks, rowwise and columnwise: at most one for 32 elements.
     pub(crate) scales: [Buffer<f32>; 2],
     pub(crate) e8m0: [Buffer<E8M0>; 2],
+    /// Of NVFP4: two codes a byte, and a scale for 16 elements.
+    pub(crate) packed: Buffer<u8>,
+    pub(crate) e4m3: Buffer<E4M3>,
     /// The memory that the ceiling writes in place of `out` and `columns` together.
     pairs: Buffer<[u8; 2]>,
     pub(crate) elements: usize,
@@ -55,6 +58,8 @@ impl Buffers {
                 Buffer::new(elements / 32, huge, |_| E8M0::ONE)?,
                 Buffer::new(elements / 32, huge, |_| E8M0::ONE)?,
             ],
+            packed: Buffer::new(elements / 2, huge, |_| 0)?,
+            e4m3: Buffer::new(elements / 16, huge, |_| E4M3::ZERO)?,
             pairs: Buffer::new(elements, huge, |_| [0; 2])?,
             elements,
         })
@@ -64,7 +69,7 @@ impl Buffers {
     /// machine's memory can be slower than another.
     pub(crate) fn of_ceiling(&mut self, [reads, writes]: [usize; 2]) -> (&[u8], &mut [u8]) {
         let read = match reads {
-            4 => self.f32s.bytes(),
+            4 | 8 => self.f32s.bytes(),
             2 => self.bf16s.bytes(),
             _ => self.codes.bytes(),
         };
@@ -73,6 +78,7 @@ impl Buffers {
             (1, 1) => self.columns.bytes_mut(),
             (1, 2) => self.wide_bf16.bytes_mut(),
             (1, _) => self.wide.bytes_mut(),
+            (8, _) => &mut self.packed,
             (_, 1) => self.out.bytes_mut(),
             _ => self.pairs.bytes_mut(),
         };
@@ -129,7 +135,7 @@ pub(crate) struct Task {
 
 /// Tasks that move the same bytes.
 pub(crate) struct Group {
-    /// Lines of 64 bytes for 64 elements, in and out.
+    /// Lines of 64 bytes for 64 elements, in and out; for 128 where two codes share a byte.
     pub(crate) lines: [usize; 2],
     pub(crate) threads: usize,
     pub(crate) tasks: Vec<Task>,

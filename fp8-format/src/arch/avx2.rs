@@ -7,6 +7,7 @@
 
 mod blocks;
 mod decode;
+mod fp4;
 
 use super::interleave::{sixteen, turn};
 use super::target::Target;
@@ -20,6 +21,7 @@ pub(crate) use blocks::{
 };
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
+pub(crate) use fp4::{fp4_codes, fp4_peaks, fp4_scales, fp4_values, fp4_words};
 
 /// Elements of a block: a vector of codes.
 const BLOCK: usize = 32;

@@ -10,6 +10,7 @@
 mod blocks;
 mod decode;
 mod exponents;
+mod fp4;
 mod product_tables;
 mod products;
 mod quantize;
@@ -31,6 +32,7 @@ pub(crate) use blocks::{
 };
 use core::arch::x86_64::*;
 pub(crate) use decode::{decode, dequantize};
+pub(crate) use fp4::{fp4_codes, fp4_peaks, fp4_scales, fp4_values, fp4_words};
 pub(super) use product_tables::ProductTables;
 pub(super) use products::product_tables;
 pub(crate) use quantize::quantize;

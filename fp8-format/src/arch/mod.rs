@@ -11,6 +11,7 @@
 //! | `quantize_row` | the largest magnitude of a row, and its conversion |
 //! | `quantize_tiles` | the same for tiles, in one row of them |
 //! | `quantize_blocks`, `quantize_columns`, `dequantize_blocks` | conversion with a scale for each block, or column |
+//! | `fp4_peaks`, `fp4_scales`, `fp4_words`, `fp4_codes`, `fp4_values` | blocks of E2M1: largest magnitudes, scales, random bytes, conversion, and back |
 //! | `transpose` | a tile of codes |
 //! | `copy`, `fetch`, `fence` | codes as they are; elements to come; the end of streamed stores by `copy` and `transpose` |
 //!
@@ -34,9 +35,9 @@ mod scale;
 mod target;
 mod tile;
 
-use crate::E8M0;
-use crate::philox::Philox;
+use crate::philox::{BlockRandom, Philox};
 use crate::traits::{Fp8, Source};
+use crate::{E4M3, E8M0, TensorScale};
 use blocks::{F32Rule, MxRule, Rule};
 #[cfg(feature = "std")]
 pub(crate) use cache::last_level;
@@ -44,6 +45,7 @@ pub(crate) use cache::last_level;
 use cache::needs_prefetch;
 pub(crate) use path::Kind;
 pub use path::Path;
+pub(crate) use scalar::{FP4_BLOCK, Peak};
 pub(crate) use scale::Scale;
 pub(crate) use target::{Overflowing, Saturating, Target};
 pub(crate) use tile::TILE;
@@ -103,6 +105,11 @@ dispatch! {
     fn quantize_tiles<S: Source, T: Target>(src: &[S], shape: [usize; 3], rule: &Rule, amaxes: &mut [f32], dst: &mut [u8], streams: bool);
     fn quantize_columns<S: Source, T: Target>(src: &[S], scales: &[f32], dst: &mut [u8]);
     fn dequantize_blocks<T: Target, D: Source>(src: &[u8], block: usize, scale_inv: &[f32], dst: &mut [D], streams: bool);
+    fn fp4_peaks<S: Source>(src: &[S], peaks: &mut [Peak]);
+    fn fp4_scales<>(tensor: TensorScale, peaks: &[Peak], factors: &mut [f32], scales: &mut [E4M3]);
+    fn fp4_codes<S: Source>(src: &[S], factors: &[f32], words: Option<&[[u32; 4]]>, dst: &mut [u8]);
+    fn fp4_words<>(random: BlockRandom, step: u64, words: &mut [[u32; 4]]);
+    fn fp4_values<D: Source>(src: &[u8], scales: &[E4M3], decode: f32, dst: &mut [D]);
     fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: bool);
     fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: &mut [D], streams: bool);
     fn transpose<>(src: &[u8], src_stride: usize, dst: &mut [u8], stride: usize, streams: bool);

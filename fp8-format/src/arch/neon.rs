@@ -7,6 +7,7 @@
 //! NaN is a branch per 32 elements that ordinary data never take. Stores past the caches are not used.
 
 mod blocks;
+mod fp4;
 
 use super::interleave::{sixteen, turn};
 use super::target::Target;
@@ -19,6 +20,7 @@ pub(crate) use blocks::{
     quantize_rows, quantize_tiles, scales,
 };
 use core::arch::aarch64::*;
+pub(crate) use fp4::{fp4_codes, fp4_peaks, fp4_scales, fp4_values, fp4_words};
 
 /// Elements of a block.
 const BLOCK: usize = 32;

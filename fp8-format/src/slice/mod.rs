@@ -25,6 +25,7 @@
 mod blocks;
 mod codec;
 mod convert;
+mod nvfp4;
 mod quantize;
 mod stochastic;
 mod transpose;
@@ -37,6 +38,10 @@ pub use codec::Codec;
 pub use convert::{
     from_bf16, from_bf16_saturating, from_f16, from_f16_saturating, from_f32, from_f32_saturating, from_f64,
     from_f64_saturating, to_bf16, to_f16, to_f32, to_f64,
+};
+pub use nvfp4::{
+    HADAMARD_SIGNS, Nvfp4Copy, Nvfp4Options, Nvfp4Output, dequantize_nvfp4, hadamard, nvfp4_amax,
+    quantize_nvfp4,
 };
 pub use quantize::{amax, dequantize, quantize};
 pub use stochastic::{from_f32_stochastic, quantize_stochastic};

@@ -71,6 +71,7 @@ pub(crate) fn quantize(
         Blocks::B1x128 => [1, 128],
         Blocks::B128x128 => [128, 128],
         Blocks::Mx32 => [1, 32],
+        Blocks::B1x16 | Blocks::B16x16 => blocks.size(cols),
     };
     let mut results = Results { codes: vec![0; x.len()], values: vec![0; x.len()], ..Results::default() };
     let lefts = if blocks == Blocks::Row { vec![0] } else { (0..cols).step_by(width).collect() };

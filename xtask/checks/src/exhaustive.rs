@@ -4,6 +4,7 @@
 mod codec;
 mod count;
 mod draw;
+mod e2m1;
 mod math;
 #[path = "../../../fp8-format/tests/oracle/mod.rs"]
 mod oracle;
@@ -29,7 +30,8 @@ pub(crate) fn run(args: &Exhaustive) -> Result<(), Box<dyn Error>> {
         return math::sweep_all(args.stride);
     }
     let start = Instant::now();
-    let (conversions, mismatches) = codec::sweep_all(args.stride);
+    let [codec, e2m1] = [codec::sweep_all(args.stride), e2m1::sweep(args.stride)];
+    let (conversions, mismatches) = (codec.0 + e2m1.0, codec.1 + e2m1.1);
     println!("{:.0} s", start.elapsed().as_secs_f64());
     println!("{conversions} conversions, {mismatches} mismatches");
     if mismatches > 0 {

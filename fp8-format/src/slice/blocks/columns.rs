@@ -95,6 +95,8 @@ impl<'a, S: Source> Strip<'a, S> {
             Blocks::B1x128 => [128, 1],
             Blocks::B128x128 => [128, 128],
             Blocks::Mx32 => [32, 1],
+            // Those of E2M1 have functions of their own.
+            Blocks::B1x16 | Blocks::B16x16 => [16, 1],
         };
         let step = self.rows.div_ceil(height);
         [self.before / across * step + first_row / height, step]
@@ -132,7 +134,7 @@ fn tiles<T: Fp8, S: Source>(
                     strip.tiles_of_band::<T>(band.clone(), rowwise.as_deref_mut(), columnwise, &mut codes);
                 }
                 Blocks::Row => strip.codes_of_columns::<T>(band.clone(), factors, &mut codes),
-                Blocks::B1x128 | Blocks::Mx32 => {
+                Blocks::B1x128 | Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16 => {
                     let height = if job.blocks == Blocks::Mx32 { 32 } else { HEIGHT };
                     for first in band.clone().step_by(height) {
                         let block = first..band.end.min(first + height);

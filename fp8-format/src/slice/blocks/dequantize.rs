@@ -30,7 +30,7 @@ impl Codec {
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if `src` or `dst` do not have `rows · cols` elements,
     /// [`Error::Scales`](crate::Error::Scales) if `scale_inv` does not have one element for each block,
-    /// [`Error::NotF32`](crate::Error::NotF32) for [`Blocks::Mx32`]. Nothing is written then.
+    /// [`Error::NotF32`](crate::Error::NotF32) for blocks without f32 scales. Nothing is written then.
     pub fn dequantize_blocks<T: Fp8, D: Source>(
         &self,
         src: &[T],
@@ -41,7 +41,7 @@ impl Codec {
         dst: &mut [D],
     ) -> Result<()> {
         const OP: &str = "slice::dequantize_blocks";
-        expect_f32(OP, "dequantize_mx", blocks)?;
+        expect_f32(OP, ["dequantize_mx", "dequantize_nvfp4"], blocks)?;
         expect_matrix(OP, "src", rows, cols, src.len())?;
         expect_matrix(OP, "dst", rows, cols, dst.len())?;
         expect_scales(OP, "scale_inv", blocks, [rows, cols], scale_inv.len())?;

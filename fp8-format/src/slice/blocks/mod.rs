@@ -51,7 +51,7 @@ fn count(blocks: Blocks, rows: usize, cols: usize) -> usize {
     height.saturating_mul(width)
 }
 
-fn expect_scales(
+pub(super) fn expect_scales(
     op: &'static str,
     name: &'static str,
     blocks: Blocks,

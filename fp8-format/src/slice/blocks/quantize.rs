@@ -153,7 +153,7 @@ impl Codec {
     ///
     /// # Errors
     /// [`Error::Shape`] if `src` or the codes do not have `rows · cols` elements, [`Error::Scales`] if scales or amaxes do not have
-    /// one element for each block, [`Error::NotF32`] for [`Blocks::Mx32`]. Nothing is written then.
+    /// one element for each block, [`Error::NotF32`] for blocks without f32 scales. Nothing is written then.
     pub fn quantize_blocks<T: Fp8, S: Source>(
         &self,
         src: &[S],
@@ -163,7 +163,7 @@ impl Codec {
         out: BlockOutput<'_, T>,
     ) -> Result<()> {
         const OP: &str = "slice::quantize_blocks";
-        expect_f32(OP, "quantize_mx", scaling.blocks)?;
+        expect_f32(OP, ["quantize_mx", "quantize_nvfp4"], scaling.blocks)?;
         expect_matrix(OP, "src", rows, cols, src.len())?;
         let out = out.parse::<S>(OP, ONE, scaling, [rows, cols])?;
         self.rowwise::<T, S>(scaling.blocks, src, [rows, cols], out);
@@ -207,7 +207,7 @@ impl Codec {
         columnwise: BlockOutput<'_, T>,
     ) -> Result<()> {
         const OP: &str = "slice::quantize_blocks_transpose";
-        expect_f32(OP, "quantize_mx_transpose", scaling.blocks)?;
+        expect_f32(OP, ["quantize_mx_transpose", "quantize_nvfp4"], scaling.blocks)?;
         expect_matrix(OP, "src", rows, cols, src.len())?;
         let rowwise = rowwise.map(|out| out.parse::<S>(OP, ROWWISE, scaling, [rows, cols])).transpose()?;
         let columnwise = columnwise.parse::<S>(OP, COLUMNWISE, scaling, [cols, rows])?;
@@ -327,9 +327,13 @@ impl Codec {
     }
 }
 
-/// MX blocks have functions of their own.
-pub(super) fn expect_f32(op: &'static str, mx: &'static str, blocks: Blocks) -> Result<()> {
-    if blocks == Blocks::Mx32 { Err(Error::NotF32 { op, mx }) } else { Ok(()) }
+/// Blocks with other scales have functions of their own: of MX, and of NVFP4.
+pub(super) fn expect_f32(op: &'static str, [mx, nvfp4]: [&'static str; 2], blocks: Blocks) -> Result<()> {
+    match blocks {
+        Blocks::Row | Blocks::B1x128 | Blocks::B128x128 => Ok(()),
+        Blocks::Mx32 => Err(Error::NotF32 { op, blocks, instead: mx }),
+        Blocks::B1x16 | Blocks::B16x16 => Err(Error::NotF32 { op, blocks, instead: nvfp4 }),
+    }
 }
 
 /// Quantizes a row-major matrix with an f32 scale for each row, 1 × 128 block or 128 × 128 tile, computed from the block's largest

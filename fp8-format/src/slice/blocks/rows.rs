@@ -53,7 +53,8 @@ fn part<T: Fp8, S: Source>(job: Job, src: &[S], [rows, cols]: [usize; 2], out: &
     match job.blocks {
         Blocks::Row => whole_rows::<T, S>(job, src, cols, out),
         Blocks::B1x128 => blocks::<T, S>(job, src, cols, 128, out),
-        Blocks::Mx32 => blocks::<T, S>(job, src, cols, 32, out),
+        // Those of E2M1 have functions of their own.
+        Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16 => blocks::<T, S>(job, src, cols, 32, out),
         Blocks::B128x128 => tiles::<T, S>(job, src, [rows, cols], out),
     }
 }

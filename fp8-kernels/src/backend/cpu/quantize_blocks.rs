@@ -78,7 +78,10 @@ impl Parts {
         Ok(Self {
             codes: Array::for_overwrite(op, rows * cols)?,
             factors: match blocks {
-                Blocks::Mx32 => Factors::Mx(Array::for_overwrite(op, count)?),
+                // Rules for those of E2M1 are refused.
+                Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16 => {
+                    Factors::Mx(Array::for_overwrite(op, count)?)
+                }
                 Blocks::Row | Blocks::B1x128 | Blocks::B128x128 => {
                     Factors::F32(Array::for_overwrite(op, count)?)
                 }

@@ -10,9 +10,9 @@
 //! Any other kind is an error, and so is a tensor that no case names.
 
 mod e8m0;
-mod file;
+pub(super) mod file;
 mod gemm;
-mod quantize;
+pub(super) mod quantize;
 
 use std::path::Path;
 

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `blocks/` | one quantization, product or conversion with scales for rows or blocks | bit for bit; products within bounds |
 //! | `codec/` | one conversion of one file | bit for bit |
+//! | `nvfp4/` | one conversion, copy or transform of NVFP4 | bit for bit |
 //! | `recipe/` | one trace of the scale update | bit for bit |
 //! | `nn/` | one layer in high precision or in FP8 | within tolerances |
 //! | `hf/` | logits, gradients or greedy tokens of one Hugging Face model | within tolerances, tokens equal |
@@ -13,6 +14,7 @@ mod blocks;
 mod codec;
 mod hf;
 mod nn;
+mod nvfp4;
 mod recipe;
 mod tally;
 mod train;
@@ -28,7 +30,8 @@ use tally::Tally;
 
 #[derive(clap::Args)]
 pub(crate) struct Golden {
-    /// Folder with some of blocks/, codec/, recipe/, nn/, hf/ and train/ [default: the data in the crates' tests]
+    /// Folder with some of blocks/, codec/, nvfp4/, recipe/, nn/, hf/ and train/, or one of these [default: the data in the
+    /// crates' tests]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Device for blocks, recipes and layers, cpu or cuda:N; the codec always runs on the CPU
@@ -38,6 +41,8 @@ pub(crate) struct Golden {
 
 pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     let folder = |owner: &str, name: &str| match &options.dir {
+        // One of the folders itself.
+        Some(dir) if dir.file_name().is_some_and(|last| last == name) => dir.clone(),
         Some(dir) => dir.join(name),
         None => root().join(owner).join("tests/golden").join(name),
     };
@@ -52,6 +57,10 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     let codec = folder("fp8-format", "codec");
     if codec.is_dir() {
         codec::run(&codec, &mut tally)?;
+    }
+    let nvfp4 = folder("fp8-format", "nvfp4");
+    if nvfp4.is_dir() {
+        nvfp4::run(&nvfp4, &mut tally)?;
     }
     let recipe = folder("fp8-recipe", "recipe");
     if recipe.is_dir() {
@@ -72,7 +81,7 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     if tally.passed + tally.failed == 0 {
         let all = blocks
             .iter()
-            .chain([&codec, &recipe, &nn, &hf, &train])
+            .chain([&codec, &nvfp4, &recipe, &nn, &hf, &train])
             .map(|folder| folder.display().to_string());
         let looked = all.collect::<Vec<_>>().join(", ");
         return Err(format!("golden: no case found; looked in {looked}").into());
@@ -87,6 +96,13 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_the_folders_may_be_named_itself() {
+        let dir = root().join("fp8-format/tests/golden/nvfp4");
+        let options = Golden { dir: Some(dir), device: "cpu".to_owned() };
+        assert_eq!(run(&options).unwrap(), ExitCode::SUCCESS);
+    }
 
     #[test]
     fn a_folder_without_a_case_is_an_error() {

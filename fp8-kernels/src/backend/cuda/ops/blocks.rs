@@ -17,7 +17,8 @@ pub(super) const fn blocks_number(blocks: Blocks) -> i32 {
         Blocks::Row => 0,
         Blocks::B1x128 => 1,
         Blocks::B128x128 => 2,
-        Blocks::Mx32 => 3,
+        // Rules for those of E2M1 are refused.
+        Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16 => 3,
     }
 }
 

@@ -215,8 +215,12 @@ const fn whole_kernel(
         (Blocks::B1x128, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_1X128_E5M2,
         (Blocks::B128x128, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E4M3,
         (Blocks::B128x128, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E5M2,
-        (Blocks::Mx32, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_MX_E4M3,
-        (Blocks::Mx32, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_MX_E5M2,
+        (Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16, Encoding::E4M3) => {
+            kernels::QUANTIZE_BLOCKS_BF16_MX_E4M3
+        }
+        (Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16, Encoding::E5M2) => {
+            kernels::QUANTIZE_BLOCKS_BF16_MX_E5M2
+        }
     }
 }
 

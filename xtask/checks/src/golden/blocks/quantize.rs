@@ -148,7 +148,6 @@ impl Case {
         }
         equal("code", &got.codes, &file.bytes(&self.codes)?)?;
         if let Some(values) = &self.dq {
-            let canonical = |bits: u32| if f32::from_bits(bits).is_nan() { NAN } else { bits };
             let want: Vec<u32> = file.f32_bits(values)?.into_iter().map(canonical).collect();
             equal("value", &bits(&got.values).into_iter().map(canonical).collect::<Vec<_>>(), &want)?;
         }
@@ -164,11 +163,16 @@ impl Case {
 /// Every NaN, in hashes.
 const NAN: u32 = 0x7FC0_0000;
 
+/// The bits with every NaN the same.
+pub(crate) fn canonical(bits: u32) -> u32 {
+    if f32::from_bits(bits).is_nan() { NAN } else { bits }
+}
+
 fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-fn hash(values: &[f32]) -> String {
+pub(crate) fn hash(values: &[f32]) -> String {
     let hash = values.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, value| {
         let bits = if value.is_nan() { NAN } else { value.to_bits() };
         (hash ^ u64::from(bits)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -176,7 +180,7 @@ fn hash(values: &[f32]) -> String {
     format!("{hash:016x}")
 }
 
-fn equal<B: PartialEq + std::fmt::LowerHex>(what: &str, got: &[B], want: &[B]) -> Check {
+pub(crate) fn equal<B: PartialEq + std::fmt::LowerHex>(what: &str, got: &[B], want: &[B]) -> Check {
     if got.len() != want.len() {
         return Err(format!("{what}s: {} elements, expected {}", got.len(), want.len()));
     }
