@@ -27,7 +27,7 @@ pub(crate) struct Buffers {
     /// Scales of blocks, rowwise and columnwise: at most one for 32 elements.
     pub(crate) scales: [Buffer<f32>; 2],
     pub(crate) e8m0: [Buffer<E8M0>; 2],
-    /// Of NVFP4: two codes a byte, and a scale for 16 elements.
+    /// Two codes a byte, and a scale for 16 elements: NVFP4.
     pub(crate) packed: Buffer<u8>,
     pub(crate) e4m3: Buffer<E4M3>,
     /// The memory that the ceiling writes in place of `out` and `columns` together.

@@ -1,4 +1,4 @@
-//! What a copy in NVFP4 is made of.
+//! The choice of what is quantized to NVFP4, and how.
 
 use crate::Blocks;
 use crate::philox::BlockRandom;
@@ -47,12 +47,12 @@ impl Nvfp4Copy {
 /// The default is a rowwise copy in blocks of 1 × 16, rounded to nearest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nvfp4Options {
-    /// The matrix that is quantized.
+    /// The matrix that is quantized. Default: [`Nvfp4Copy::Rowwise`].
     pub copy: Nvfp4Copy,
-    /// [`Blocks::B1x16`] or [`Blocks::B16x16`] of the copy.
+    /// [`Blocks::B1x16`] or [`Blocks::B16x16`] of the copy. Default: the first.
     pub blocks: Blocks,
     /// `Some`: codes are rounded stochastically, as [`E2M1::from_f32_stochastic`](crate::E2M1::from_f32_stochastic) does, with
-    /// these bytes. Scales are rounded to nearest, always. `None`: codes, too.
+    /// these bytes. Scales are rounded to nearest, always. `None`: codes, too. Default: `None`.
     pub random: Option<BlockRandom>,
 }
 
