@@ -49,7 +49,7 @@ impl Nvfp4Copy {
 pub struct Nvfp4Options {
     /// The matrix that is quantized. Default: [`Nvfp4Copy::Rowwise`].
     pub copy: Nvfp4Copy,
-    /// [`Blocks::B1x16`] or [`Blocks::B16x16`] of the copy. Default: the first.
+    /// [`Blocks::B1x16`] or [`Blocks::B16x16`] of the copy. Default: `B1x16`.
     pub blocks: Blocks,
     /// `Some`: codes are rounded stochastically, as [`E2M1::from_f32_stochastic`](crate::E2M1::from_f32_stochastic) does, with
     /// these bytes. Scales are rounded to nearest, always. `None`: codes, too. Default: `None`.
