@@ -1,9 +1,9 @@
 //! Every path of this machine against the scalar conversions: all lengths and alignments, with and without stores past the
 //! caches, nothing written outside the destination.
 
-use fp8_format::philox::Philox;
-use fp8_format::slice::{Codec, Path};
-use fp8_format::{E4M3, E5M2, Fp8, Source};
+use fp8_format::philox::{BlockRandom, Philox};
+use fp8_format::slice::{Codec, Nvfp4Copy, Nvfp4Options, Nvfp4Output, Path};
+use fp8_format::{Blocks, E4M3, E5M2, Fp8, Source};
 use half::{bf16, f16};
 
 /// Miri is slow: it takes fewer of everything.
@@ -439,4 +439,51 @@ fn threads_give_the_same_bits() {
         };
         assert!(all(codec) == all(codec.parallel()), "{codec:?}");
     }
+}
+
+/// Codes and scales of blocks of E2M1, their amaxes and values, against those of the scalar path: rows of all lengths, with
+/// guards behind each destination.
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+fn blocks_of_four_bits<S: Source>(of: impl Fn(f32) -> S) {
+    let widths = (1..=70).filter(|cols| !IS_SLOW || cols % 23 == 1);
+    for cols in widths {
+        let rows = if cols % 5 == 0 { 35 } else { 3 };
+        let x: Vec<S> = floats(rows * cols).into_iter().map(&of).collect();
+        for (i, copy) in
+            [Nvfp4Copy::Rowwise, Nvfp4Copy::Columnwise, Nvfp4Copy::Hadamard].into_iter().enumerate()
+        {
+            let blocks = [Blocks::B1x16, Blocks::B16x16][(cols + i) % 2];
+            let random = ((cols + i) % 3 == 0).then(|| BlockRandom::new(7, cols as u64));
+            let options = Nvfp4Options { copy, blocks, random };
+            let [height, width] = copy.shape(rows, cols);
+            let ([down, across], bytes) = (blocks.grid(height, width), height * width.div_ceil(2));
+            let run = |codec: Codec| {
+                let amax = codec.nvfp4_amax(&x, rows, cols, copy).unwrap();
+                // Infinity alone would decide.
+                let given = amax.min(1e6);
+                let (mut codes, mut scales) = (vec![0xEE; bytes + 9], vec![E4M3::NAN; down * across + 9]);
+                let (own, guard) = codes.split_at_mut(bytes);
+                let (own_scales, guard_scales) = scales.split_at_mut(down * across);
+                let out = Nvfp4Output::new(own, own_scales);
+                let tensor = codec.quantize_nvfp4(&x, rows, cols, given, &options, out).unwrap();
+                assert!(guard.iter().all(|byte| *byte == 0xEE), "{codec:?} {options:?}");
+                assert!(guard_scales.iter().all(|scale| scale.is_nan()), "{codec:?} {options:?}");
+                let mut values = vec![0.0_f32; height * width];
+                codec.dequantize_nvfp4(own, height, width, blocks, own_scales, tensor, &mut values).unwrap();
+                let values: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+                (amax.to_bits(), own.to_vec(), bits(own_scales), values)
+            };
+            let want = run(Codec::new().on(Path::SCALAR));
+            for codec in codecs() {
+                assert!(run(codec) == want, "{codec:?} {rows} x {cols} {options:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_four_bits_on_every_path() {
+    blocks_of_four_bits(|x| x);
+    blocks_of_four_bits(f16::from_f32);
+    blocks_of_four_bits(bf16::from_f32);
 }

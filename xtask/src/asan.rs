@@ -17,7 +17,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     }
     let sh = shell()?;
     let folder = Workspace::read(&sh)?.target_directory.join("asan");
-    let tests = ["--test", "paths", "--test", "slice"];
+    let tests = ["--test", "paths", "--test", "slice", "--test", "nvfp4"];
     cmd!(sh, "cargo test -p fp8-format --features rayon --target {TARGET} --target-dir {folder} {tests...}")
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")

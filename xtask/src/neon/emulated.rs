@@ -10,7 +10,7 @@ use super::debian;
 use crate::workspace::{Result, Workspace, root, shell};
 
 /// Test files of fp8-format that need nothing but it and `half`; `SWEEP` is another.
-pub(crate) const SUITES: [&str; 4] = ["golden", "number", "paths", "slice"];
+pub(crate) const SUITES: [&str; 5] = ["e2m1", "golden", "number", "paths", "slice"];
 
 pub(crate) const SWEEP: &str = "sweep";
 
