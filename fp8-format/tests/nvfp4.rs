@@ -181,6 +181,18 @@ proptest! {
 }
 
 #[test]
+fn the_hadamard_transform_is_undone_by_itself_and_the_signs() {
+    let signed = |x: &[f32; 16]| -> [f32; 16] {
+        std::array::from_fn(|i| if slice::HADAMARD_SIGNS >> i & 1 == 1 { -x[i] } else { x[i] })
+    };
+    let x: [f32; 16] = std::array::from_fn(|i| (i * i % 23) as f32 - 7.0);
+    let (mut y, mut back) = ([0.0; 16], [0.0; 16]);
+    slice::hadamard(&x, 1, 16, &mut y).unwrap();
+    slice::hadamard(&signed(&y), 1, 16, &mut back).unwrap();
+    assert_eq!(back, signed(&x));
+}
+
+#[test]
 fn special_values() {
     let x = [f32::NAN, -0.0, f32::INFINITY, -3.0, 1e-45, f32::MAX, 5e-3, -5e-3];
     for count in 1..=x.len() {

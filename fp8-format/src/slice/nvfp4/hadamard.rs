@@ -45,7 +45,7 @@ impl Codec {
     /// Transforms each 16 elements of a row as [`Nvfp4Copy::Hadamard`](crate::slice::Nvfp4Copy::Hadamard) does: `dst` is `[rows,
     /// 16 · ⌈cols / 16⌉]`, as rows are padded with zeros. Values are rounded to bf16 if the source is bf16. O(rows · cols).
     ///
-    /// The transform is its own inverse, but for the signs, which then follow it: twice the transform of `sign · x` is `sign · x`.
+    /// If `y` is the transform of `x`, the transform of `sign · y` is `sign · x`, but for rounding: so it is undone.
     ///
     /// ```
     /// use fp8_format::slice::{Codec, HADAMARD_SIGNS};
