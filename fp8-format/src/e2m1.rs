@@ -97,7 +97,7 @@ impl E2M1 {
 
     /// The code of what an encoder gave, whose sign is bit 7 and whose NaN has the low bits of 6.
     #[inline(always)]
-    const fn of_byte(byte: u8) -> Self {
+    pub(crate) const fn of_byte(byte: u8) -> Self {
         Self(byte & 0x7 | (byte & 0x80) >> 4)
     }
 

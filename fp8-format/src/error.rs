@@ -139,7 +139,7 @@ pub enum Error {
         len: usize,
     },
     /// Text that names no encoding.
-    #[error("parse Encoding: unknown name ({len} bytes): expected E4M3 or E5M2, in either case")]
+    #[error("parse Encoding: unknown name ({len} bytes): expected E4M3, E5M2 or E2M1, in either case")]
     ParseEncoding {
         /// Length of the text in bytes.
         len: usize,

@@ -2,7 +2,7 @@
 
 mod oracle;
 
-use fp8_format::{E2M1, Error};
+use fp8_format::{E2M1, Encoding, Error};
 use half::{bf16, f16};
 use oracle::Spec;
 use std::collections::HashSet;
@@ -169,4 +169,25 @@ fn conversions_are_const() {
     ];
     const VALUES: [f32; 2] = [X[0].to_f32(), X[1].to_f32()];
     assert_eq!((VALUES, X[2], X[3].to_f32()), ([3.0, -0.5], E2M1::ONE, 3.0));
+}
+
+#[test]
+fn the_tag_of_the_format_has_its_conversions() {
+    let tag = Encoding::E2M1;
+    for code in 0..16 {
+        let value = E2M1::from_bits(code).to_f32();
+        assert_eq!(tag.to_f32(code).to_bits(), value.to_bits());
+        assert!(tag.is_finite(code) && !tag.is_nan(code));
+    }
+    let limit = tag.saturation_limit();
+    for x in [0.25, 0.26, -2.5, 5.0, limit, limit.next_up(), 1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        let code = E2M1::from_f32(x).to_bits();
+        assert_eq!((tag.from_f32(x), tag.from_f32_saturating(x)), (code, code), "{x}");
+        for r in [0, 1, 128, 255] {
+            let code = E2M1::from_f32_stochastic(x, r).to_bits();
+            assert_eq!(tag.from_f32_stochastic(x, u32::from(r) << 24), code, "{x} {r}");
+        }
+    }
+    // Half a step above 6 is a tie, which goes to the even 8.
+    assert_eq!((limit, limit.next_up()), (7.0f32.next_down(), 7.0));
 }

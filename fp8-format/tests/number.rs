@@ -188,8 +188,9 @@ fn parsing_rounds_once_and_explains_errors() {
 
 #[test]
 fn encoding_names() {
-    assert_eq!((Encoding::E4M3.max(), Encoding::E5M2.max()), (448.0, 57344.0));
-    for encoding in [Encoding::E4M3, Encoding::E5M2] {
+    let all = [Encoding::E4M3, Encoding::E5M2, Encoding::E2M1];
+    assert_eq!(all.map(Encoding::max), [448.0, 57344.0, 6.0]);
+    for encoding in all {
         assert_eq!(encoding.to_string().parse(), Ok(encoding));
         assert_eq!(encoding.name().to_lowercase().parse(), Ok(encoding));
         assert_eq!(encoding.to_f32(encoding.max_bits()), encoding.max());
@@ -197,7 +198,7 @@ fn encoding_names() {
     assert_eq!(format!("{:>6}", Encoding::E4M3), "  E4M3");
     assert_eq!(
         "e4m3fn".parse::<Encoding>().unwrap_err().to_string(),
-        "parse Encoding: unknown name (6 bytes): expected E4M3 or E5M2, in either case"
+        "parse Encoding: unknown name (6 bytes): expected E4M3, E5M2 or E2M1, in either case"
     );
 }
 

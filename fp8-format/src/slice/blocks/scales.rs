@@ -90,7 +90,7 @@ pub enum MxRounding {
     /// saturates. torchao calls it RCEIL; Transformer Engine has no other rule. The default.
     #[default]
     Ceil,
-    /// 2^(⌊log₂ amax⌋ − emax), with emax the exponent of the largest code: 8 in E4M3, 15 in E5M2. Elements above
+    /// 2^(⌊log₂ amax⌋ − emax), with emax the exponent of the largest code: 8 in E4M3, 15 in E5M2, 2 in E2M1. Elements above
     /// 1.75 · 2^⌊log₂ amax⌋ saturate. This is the rule of the OCP MX specification, section 6.3.
     Floor,
 }
@@ -107,6 +107,7 @@ impl MxRounding {
             (Self::Ceil, _) => MxRule::Ceil { factor: 1.0 / encoding.max() },
             (Self::Floor, Encoding::E4M3) => MxRule::Floor { emax: 8 },
             (Self::Floor, Encoding::E5M2) => MxRule::Floor { emax: 15 },
+            (Self::Floor, Encoding::E2M1) => MxRule::Floor { emax: 2 },
         }
     }
 }
