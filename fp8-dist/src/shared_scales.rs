@@ -86,7 +86,9 @@ impl SharedScales {
             })
         };
         let (cell, rule) = match slot.scale {
-            Scale::Off | Scale::Blocks(_) | Scale::FromAmax { .. } => return quantize(slot),
+            Scale::Off | Scale::Blocks(_) | Scale::Nvfp4(_) | Scale::FromAmax { .. } => {
+                return quantize(slot);
+            }
             Scale::Cell { cell, .. } if self.is_set(what, cell)? => return quantize(slot),
             Scale::Cell { .. } if in_replay => {
                 return quantize(&Slot { scale: Scale::FromTensor(&ONE), ..*slot });

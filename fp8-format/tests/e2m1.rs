@@ -180,7 +180,8 @@ fn the_tag_of_the_format_has_its_conversions() {
         assert!(tag.is_finite(code) && !tag.is_nan(code));
     }
     let limit = tag.saturation_limit();
-    for x in [0.25, 0.26, -2.5, 5.0, limit, limit.next_up(), 1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+    for x in [0.25, 0.26, -2.5, 5.0, limit, limit.next_up(), 1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]
+    {
         let code = E2M1::from_f32(x).to_bits();
         assert_eq!((tag.from_f32(x), tag.from_f32_saturating(x)), (code, code), "{x}");
         for r in [0, 1, 128, 255] {

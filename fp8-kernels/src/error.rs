@@ -140,13 +140,13 @@ pub enum Error {
     },
     /// The scales of two FP8 operands cannot be multiplied.
     #[error(
-        "{op}: scales of {lhs} × {rhs}: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or 128x128, and mx32 \
-         with mx32"
+        "{op}: scales of {lhs} × {rhs}: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or 128x128, mx32 \
+         with mx32, 1x16 with 1x16 or 16x16, and what is Hadamard-transformed with itself"
     )]
     Blocks {
         /// The operation.
         op: &'static str,
-        /// The elements that share a scale in `a`: `tensor`, `row`, `1x128`, `128x128` or `mx32`.
+        /// The elements that share a scale in `a`: `tensor`, `row`, `1x128`, `128x128`, `mx32`, `1x16`, `16x16` or `Hadamard-transformed 1x16`.
         lhs: &'static str,
         /// The elements that share a scale in `b`.
         rhs: &'static str,

@@ -1,14 +1,15 @@
-//! FP8 codes with the factors that turn them back into numbers.
+//! FP8 codes, or codes of 4 bits, with the factors that turn them back into numbers.
 
 mod in_place;
 mod layouts;
+mod nvfp4;
 mod quantize_columnwise;
 
 use crate::backend::dispatch;
 use crate::{DType, Device, Encoding, Error, Result, Shape, Tensor, TransposePolicy, ops};
 use fp8_format::Blocks;
 use layouts::Layouts;
-pub(crate) use layouts::{Layout, Sharing};
+pub(crate) use layouts::{Layout, Sharing, packed_width};
 use std::fmt;
 
 /// A tensor in FP8: codes and dequantization factors, with `value = code · scale_inv`.
@@ -17,7 +18,10 @@ use std::fmt;
 /// those of the `[rows, cols]` matrix, and `columnwise`, those of its transpose. At least one exists. Each copy has its own
 /// factors, because other elements share a block in the transpose: with factors for rows, 1 × 128 blocks or MX blocks, the
 /// columnwise copy is quantized from the source and cannot be made from the rowwise codes. The factors belong to the tensor, so a
-/// cached tensor stays valid when the scale of its slot changes. [`ops::quantize`](crate::ops::quantize()) returns one inside an [`Operand`](crate::Operand);
+/// cached tensor stays valid when the scale of its slot changes.
+///
+/// In NVFP4 ([`from_nvfp4`](Self::from_nvfp4)) two codes of [`E2M1`](fp8_format::E2M1) share a byte, each block of 16 has a scale in E4M3,
+/// and the tensor has one in f32: [`tensor_scale`](Self::tensor_scale). [`ops::quantize`](crate::ops::quantize()) returns one inside an [`Operand`](crate::Operand);
 /// [`from_codes`](Self::from_codes) creates one from codes that you have.
 ///
 /// ```
@@ -52,6 +56,7 @@ impl Fp8Tensor {
         codes.expect_dtype("from_codes", "codes", DType::U8)?;
         scale_inv.expect_dtype("from_codes", "scale_inv", DType::F32)?;
         codes.device().expect_same("from_codes", scale_inv.device())?;
+        expect_bytes("from_codes", encoding)?;
         let scale_inv = scale_inv.reshape([])?;
         let shape = shape.into();
         shape.check_size("from_codes")?;
@@ -85,10 +90,12 @@ impl Fp8Tensor {
     ) -> Result<Self> {
         let op = "from_blocks";
         if blocks.is_fp4() {
-            let remedy = "these tensors hold FP8, a code a byte: dequantize 4-bit codes with fp8_format::slice::dequantize_nvfp4";
+            let remedy =
+                "these blocks have codes of 4 bits and a factor for the tensor: use Fp8Tensor::from_nvfp4";
             let value = blocks.to_string();
             return Err(Error::Option { op, option: "blocks", value, remedy: remedy.to_owned() });
         }
+        expect_bytes(op, encoding)?;
         codes.expect_dtype(op, "codes", DType::U8)?;
         scale_inv.expect_dtype(op, "scale_inv", factor_dtype(blocks))?;
         codes.device().expect_same(op, scale_inv.device())?;
@@ -97,7 +104,7 @@ impl Fp8Tensor {
         let [rows, cols] = shape.matrix();
         let sharing = Sharing::Blocks { blocks, powers_of_two: blocks == Blocks::Mx32 };
         let scale_inv = scale_inv.reshape(blocks.grid(rows, cols))?;
-        let layout = Layout { codes: codes.reshape(shape)?, scale_inv, sharing };
+        let layout = Layout { codes: codes.reshape(shape)?, scale_inv, tensor_scale: None, sharing };
         Ok(Self::from_layouts(shape, encoding, layout, None))
     }
 
@@ -121,7 +128,12 @@ impl Fp8Tensor {
         encoding: Encoding,
         scale_inv: Tensor,
     ) -> Self {
-        let layout = |codes| Layout { codes, scale_inv: scale_inv.clone(), sharing: Sharing::Tensor };
+        let layout = |codes| Layout {
+            codes,
+            scale_inv: scale_inv.clone(),
+            tensor_scale: None,
+            sharing: Sharing::Tensor,
+        };
         Self::from_layouts(shape, encoding, layout(rowwise), columnwise.map(layout))
     }
 
@@ -138,8 +150,9 @@ impl Fp8Tensor {
     /// Creates a tensor that is quantized as this one is, and of which this one may be a part. Ranks that gather the parts of a
     /// tensor join them in this way.
     ///
-    /// The shape is that of `codes`. Which elements share a factor is as in this tensor, which has rowwise codes. `columnwise` are
-    /// the codes of the transpose, `[cols, rows]`, and their factors; this tensor must have columnwise codes then.
+    /// The shape is that of `codes`; in NVFP4, whose codes are packed, its last dimension is that of this tensor. Which elements share a
+    /// factor is as in this tensor, which has rowwise codes, and so is the factor of the whole in NVFP4. `columnwise` are the codes of
+    /// the transpose, `[cols, rows]`, and their factors; this tensor must have columnwise codes then.
     ///
     /// # Errors
     /// Codes that are not u8; factors of another dtype or number than the codes need; columnwise codes of another number; layouts
@@ -168,7 +181,8 @@ impl Fp8Tensor {
         columnwise: Option<(Tensor, Tensor)>,
     ) -> Result<Self> {
         let op = "joined";
-        let shape = *codes.shape();
+        let is_packed = matches!(self.layouts.first().sharing, Sharing::Nvfp4 { .. });
+        let shape = if is_packed { codes.shape().with_last(self.shape.last_dim()) } else { *codes.shape() };
         let [rows, cols] = shape.matrix();
         let layout = |own: Option<&Layout>, codes: Tensor, scale_inv: Tensor, shape: Shape| {
             let absent = || Error::Option {
@@ -185,8 +199,9 @@ impl Fp8Tensor {
             let [height, width] = shape.matrix();
             let grid =
                 own.sharing.blocks().map_or(Shape::from([]), |blocks| blocks.grid(height, width).into());
-            let (codes, scale_inv) = (codes.reshape(shape)?, scale_inv.reshape(grid)?);
-            Ok::<_, Error>(Layout { codes, scale_inv, sharing: own.sharing })
+            let codes = codes.reshape(own.sharing.codes_shape(shape))?;
+            let scale_inv = scale_inv.reshape(grid)?;
+            Ok::<_, Error>(Layout { codes, scale_inv, ..own.clone() })
         };
         let rowwise = layout(self.layouts.rowwise(), codes, scale_inv, shape)?;
         let columnwise = columnwise
@@ -211,8 +226,8 @@ impl Fp8Tensor {
     fn turned(&self, op: &'static str, layout: &Layout, [rows, cols]: [usize; 2]) -> Result<Layout> {
         let scale_inv = match layout.sharing.blocks() {
             None => layout.scale_inv.clone(),
-            Some(Blocks::B128x128) => {
-                ops::transpose(&layout.scale_inv.reshape(Blocks::B128x128.grid(rows, cols))?)?
+            Some(blocks @ (Blocks::B128x128 | Blocks::B16x16)) => {
+                ops::transpose(&layout.scale_inv.reshape(blocks.grid(rows, cols))?)?
             }
             Some(blocks) => {
                 let remedy = "other elements share a scale in the transpose: quantize the source with a slot whose columnwise is true";
@@ -220,8 +235,13 @@ impl Fp8Tensor {
                 return Err(Error::Option { op, option: "blocks", value, remedy: remedy.to_owned() });
             }
         };
-        let codes = ops::transpose(&layout.codes.reshape([rows, cols])?)?;
-        Ok(Layout { codes, scale_inv, sharing: layout.sharing })
+        let codes = match layout.sharing {
+            Sharing::Nvfp4 { .. } => {
+                dispatch!(layout.codes.device(), nvfp4::transpose(op, &layout.codes, [rows, cols]))?
+            }
+            Sharing::Tensor | Sharing::Blocks { .. } => ops::transpose(&layout.codes.reshape([rows, cols])?)?,
+        };
+        Ok(Layout { codes, scale_inv, ..layout.clone() })
     }
 
     /// Returns the shape of the tensor that was quantized.
@@ -245,6 +265,11 @@ impl Fp8Tensor {
         self.layouts.first().sharing.blocks()
     }
 
+    /// How the elements share factors: those of the rowwise codes, or of the columnwise ones if they alone exist.
+    pub(crate) fn first_sharing(&self) -> Sharing {
+        self.layouts.first().sharing
+    }
+
     /// Returns which elements of the columnwise codes share a factor, if those codes exist and not all elements do. It differs from
     /// [`blocks`](Self::blocks) only under [`BlockRule::RowsThenTensor`](crate::BlockRule::RowsThenTensor).
     pub fn columnwise_blocks(&self) -> Option<Blocks> {
@@ -252,7 +277,7 @@ impl Fp8Tensor {
     }
 
     /// Returns the dequantization factors of the rowwise codes, or those of the columnwise ones if they alone exist: one f32; or,
-    /// with [`blocks`](Self::blocks), as many as [`Blocks::grid`] says, f32 or for MX the bits of E8M0 in u8.
+    /// with [`blocks`](Self::blocks), as many as [`Blocks::grid`] says, f32, or u8 with the bits of E8M0 for MX and of E4M3 for NVFP4.
     pub fn scale_inv(&self) -> &Tensor {
         &self.layouts.first().scale_inv
     }
@@ -272,12 +297,13 @@ impl Fp8Tensor {
         &self.layouts.first().codes
     }
 
-    /// Returns the codes of the matrix, `[rows, cols]` or in the tensor's shape, if they exist.
+    /// Returns the codes of the matrix, `[rows, cols]` or in the tensor's shape, if they exist. Packed ones have ⌈cols / 2⌉ bytes a row.
     pub fn rowwise(&self) -> Option<&Tensor> {
         self.layouts.rowwise().map(|layout| &layout.codes)
     }
 
-    /// Returns the codes of the transpose, `[cols, rows]`, if they exist.
+    /// Returns the codes of the transpose, `[cols, rows]`, if they exist. Packed ones have ⌈rows / 2⌉ bytes a row, or half of the rows
+    /// rounded up to a multiple of 16 if they are of a Hadamard transform.
     pub fn columnwise(&self) -> Option<&Tensor> {
         self.layouts.columnwise().map(|layout| &layout.codes)
     }
@@ -286,7 +312,7 @@ impl Fp8Tensor {
     /// until all work queued so far is done.
     ///
     /// # Errors
-    /// Factors for rows, 1 × 128 blocks or MX blocks without rowwise codes; the device is out of memory or failed.
+    /// Factors for rows, 1 × 128, 1 × 16 or MX blocks without rowwise codes; the device is out of memory or failed.
     pub fn codes(&self) -> Result<Vec<u8>> {
         self.rowwise_layout("codes")?.codes.to_vec()
     }
@@ -339,9 +365,7 @@ impl Fp8Tensor {
     /// The device is out of memory or failed.
     pub fn transposed(&self) -> Result<Self> {
         let [rows, cols] = self.matrix();
-        let flat = |layout: &Layout, shape: [usize; 2]| -> Result<Layout> {
-            Ok(Layout { codes: layout.codes.reshape(shape)?, ..layout.clone() })
-        };
+        let flat = |layout: &Layout, shape: [usize; 2]| layout.in_shape(shape.into());
         let layouts = match &self.layouts {
             Layouts::Rowwise(layout)
                 if self.blocks().is_none()
@@ -362,9 +386,7 @@ impl Fp8Tensor {
 
     /// Returns the tensor in a shape with the same matrix.
     pub(crate) fn in_shape(&self, shape: Shape) -> Result<Self> {
-        let rowwise = |layout: &Layout| -> Result<Layout> {
-            Ok(Layout { codes: layout.codes.reshape(shape)?, ..layout.clone() })
-        };
+        let rowwise = |layout: &Layout| layout.in_shape(shape);
         let layouts = match &self.layouts {
             Layouts::Rowwise(layout) => Layouts::Rowwise(rowwise(layout)?),
             Layouts::Columnwise(layout) => Layouts::Columnwise(layout.clone()),
@@ -375,12 +397,23 @@ impl Fp8Tensor {
         Ok(Self { shape, encoding: self.encoding, layouts })
     }
 
-    /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`.
+    /// Returns the values, `code · scale_inv` in f32, rounded to `dtype`; in NVFP4 `(code · scale) · decode`.
     ///
     /// # Errors
-    /// A dtype that is not a float; factors for rows, 1 × 128 blocks or MX blocks without rowwise codes.
+    /// A dtype that is not a float; factors for rows, 1 × 128, 1 × 16 or MX blocks without rowwise codes; codes of a Hadamard transform.
     pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
         ops::check_output("dequantize", dtype)?;
+        if let Some(rowwise) = self.layouts.rowwise().filter(|rowwise| rowwise.sharing.has_hadamard()) {
+            let remedy =
+                "they are of a Hadamard transform, whose products with each other alone mean something";
+            let value = rowwise.sharing.name().to_owned();
+            return Err(Error::Option {
+                op: "dequantize",
+                option: "codes",
+                value,
+                remedy: remedy.to_owned(),
+            });
+        }
         dispatch!(self.device(), quantize::dequantize(self, dtype))
     }
 }
@@ -400,6 +433,17 @@ impl fmt::Debug for Fp8Tensor {
         match self.scale_inv().as_slice::<f32>() {
             Ok([scale_inv]) => write!(f, ", scale_inv {scale_inv:?})"),
             _ => f.write_str(")"),
+        }
+    }
+}
+
+/// Refuses a format whose codes are not a byte each.
+fn expect_bytes(op: &'static str, encoding: Encoding) -> Result<()> {
+    match encoding {
+        Encoding::E4M3 | Encoding::E5M2 => Ok(()),
+        Encoding::E2M1 => {
+            let remedy = "its codes have 4 bits: use Fp8Tensor::from_nvfp4".to_owned();
+            Err(Error::Option { op, option: "encoding", value: encoding.to_string(), remedy })
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The description of one tensor's quantization: its format, the source of its scale, the place of its amax.
 
-use crate::{BlockRule, Cell, Counters, Device, Encoding, Error, Result, ScaleRule, UNSET};
+use crate::{BlockRule, Cell, Counters, Device, Encoding, Error, Nvfp4Rule, Result, ScaleRule, UNSET};
+use fp8_format::Blocks;
 
 /// Tells a quantizing operation how to quantize one tensor and where to record its amax.
 ///
@@ -12,6 +13,7 @@ use crate::{BlockRule, Cell, Counters, Device, Encoding, Error, Result, ScaleRul
 /// | delayed scaling, evaluation | [`Scale::Cell`], without `keep` | `None` |
 /// | current scaling | [`Scale::FromTensor`], or [`Scale::FromAmax`] for an amax that was reduced over ranks | `None` |
 /// | a scale for each row or block | [`Scale::Blocks`] | `None` |
+/// | NVFP4 | [`Scale::Nvfp4`], with [`Encoding::E2M1`] | `None` |
 /// | high precision | [`Scale::Off`] | `None`, or a cell to calibrate |
 ///
 /// [`ops::quantize`](crate::ops::quantize()) and every fused operation take one. A slot borrows its cells; recipes in
@@ -73,6 +75,8 @@ pub enum Scale<'a> {
     },
     /// A scale for each row or block, computed from the elements that share it.
     Blocks(BlockRule),
+    /// NVFP4: 4-bit codes, a scale for each block of 16 and a factor for the tensor. The encoding must be [`Encoding::E2M1`].
+    Nvfp4(Nvfp4Rule<'a>),
 }
 
 impl<'a> Slot<'a> {
@@ -105,12 +109,26 @@ impl<'a> Slot<'a> {
 
     /// Returns true if the tensor is quantized with one scale, as [`ops::attention_fp8`](crate::ops::attention_fp8()) needs it.
     pub const fn has_one_scale(&self) -> bool {
-        !matches!(self.scale, Scale::Off | Scale::Blocks(_))
+        !matches!(self.scale, Scale::Off | Scale::Blocks(_) | Scale::Nvfp4(_))
     }
 
     /// Returns the rule of a slot that has a scale for each row or block.
     pub(crate) const fn block_rule(&self) -> Option<BlockRule> {
         if let Scale::Blocks(rule) = self.scale { Some(rule) } else { None }
+    }
+
+    /// Returns which elements share a scale; `None` if all do, or the slot is off.
+    pub const fn blocks(&self) -> Option<Blocks> {
+        match &self.scale {
+            Scale::Blocks(rule) => Some(rule.blocks()),
+            Scale::Nvfp4(rule) => Some(rule.blocks),
+            Scale::Off | Scale::Cell { .. } | Scale::FromTensor(_) | Scale::FromAmax { .. } => None,
+        }
+    }
+
+    /// Returns the rule of a slot that quantizes to NVFP4.
+    pub(crate) const fn nvfp4(&self) -> Option<&Nvfp4Rule<'a>> {
+        if let Scale::Nvfp4(rule) = &self.scale { Some(rule) } else { None }
     }
 
     /// Returns the same slot without a columnwise copy.
@@ -144,14 +162,10 @@ impl<'a> Slot<'a> {
             }
             Scale::FromTensor(rule) => rule.scale(amax()?, 1.0).map(Some),
             Scale::FromAmax { amax, rule } => rule.scale(amax, 1.0).map(Some),
-            Scale::Blocks(rule) => {
+            Scale::Blocks(_) | Scale::Nvfp4(_) => {
+                let blocks = self.blocks().map_or_else(String::new, |blocks| blocks.to_string());
                 let remedy = "this operation quantizes with one scale".to_owned();
-                Err(Error::Option {
-                    op: "quantize",
-                    option: "blocks",
-                    value: rule.blocks().to_string(),
-                    remedy,
-                })
+                Err(Error::Option { op: "quantize", option: "blocks", value: blocks, remedy })
             }
         }
     }
@@ -166,7 +180,18 @@ impl<'a> Slot<'a> {
         match self.scale {
             Scale::Cell { cell, .. } => device.expect_same(op, cell.device())?,
             Scale::Blocks(rule) => rule.check(op)?,
+            Scale::Nvfp4(rule) => rule.check(op, device)?,
             Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } => {}
+        }
+        let is_packed = self.encoding == Encoding::E2M1;
+        if !self.is_off() && is_packed != self.nvfp4().is_some() {
+            let remedy = if is_packed {
+                "E2M1 needs the scales of NVFP4: use Scale::Nvfp4, or E4M3 or E5M2"
+            } else {
+                "NVFP4 has codes of E2M1"
+            };
+            let (option, value) = ("encoding", self.encoding.to_string());
+            return Err(Error::Option { op, option, value, remedy: remedy.to_owned() });
         }
         if let Some(cell) = self.amax {
             device.expect_same(op, cell.device())?;

@@ -28,6 +28,7 @@ pub use recipes::delayed_scaling::{CustomScale, DelayedScaling, ScalingFactorCom
 pub use recipes::format::Format;
 pub use recipes::fp8_gemms::Fp8Gemms;
 pub use recipes::gemm_accumulation::GemmAccumulation;
+pub use recipes::nvfp4::Nvfp4;
 pub use recipes::policy::SlotUpdate;
 pub use recipes::qparams::{QParams, QParamsByRole};
 pub use recipes::recipe::Recipe;

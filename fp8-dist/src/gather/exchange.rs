@@ -15,6 +15,10 @@ pub(crate) fn by_exchange(
     if let Scale::Blocks(rule) = slot.scale {
         return blocks::gather(&all_gather, what, shard, slot, rule);
     }
+    if let Scale::Nvfp4(_) = slot.scale {
+        // The factor of the tensor and its random numbers are those of the whole.
+        return Ok(ops::quantize(&all_gather(what, shard)?, slot)?);
+    }
     let agreement = agree(all_gather, what, shard, slot)?;
     let shard = agreement.quantize(shard, slot)?;
     join(&shard, all_gather(what, &elements(&shard)?)?, slot)
@@ -57,7 +61,7 @@ pub(crate) fn agree(
     let held = match slot.scale {
         Scale::Cell { cell, .. } => Some(cell.read()?).filter(|&scale| scale != UNSET),
         Scale::FromAmax { amax, rule } => Some(rule.scale(amax, 1.0)?),
-        Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_) => None,
+        Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_) | Scale::Nvfp4(_) => None,
     };
     let amax = if held.is_none() { ops::amax(shard)?.item()? } else { 0.0 };
     let mine = Tensor::from_vec(vec![held.unwrap_or(UNSET), amax], [1, 2], shard.device())?;

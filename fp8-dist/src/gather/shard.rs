@@ -9,7 +9,7 @@ pub(crate) type AllGather<'a> = &'a dyn Fn(&str, &Tensor) -> Result<Tensor>;
 /// Returns the rule of a slot that has one scale.
 pub(crate) const fn rule<'a>(slot: &Slot<'a>) -> Option<&'a ScaleRule> {
     match slot.scale {
-        Scale::Off | Scale::Blocks(_) => None,
+        Scale::Off | Scale::Blocks(_) | Scale::Nvfp4(_) => None,
         Scale::Cell { first: rule, .. } | Scale::FromTensor(rule) | Scale::FromAmax { rule, .. } => {
             Some(rule)
         }

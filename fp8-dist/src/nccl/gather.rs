@@ -98,6 +98,10 @@ impl Group {
             let known = Known::new(self, FUNCTION, what, &layout, *shard.shape());
             return blocks::gather(&known, what, shard, slot, rule);
         }
+        if let Scale::Nvfp4(_) = slot.scale {
+            // The factor of the tensor and its random numbers are those of the whole.
+            return Ok(ops::quantize(&self.gather(what, shard)?, slot)?);
+        }
         if let Some(agreed) = self.agreed(what, &label, *shard.shape(), slot.scale) {
             return self.gather_agreed(what, &agreed, shard, slot);
         }
@@ -115,7 +119,11 @@ impl Group {
         };
         let committed = match slot.scale {
             Scale::Cell { cell, .. } => Some(interop::Committed::new(cell)?),
-            Scale::Off | Scale::FromTensor(_) | Scale::FromAmax { .. } | Scale::Blocks(_) => None,
+            Scale::Off
+            | Scale::FromTensor(_)
+            | Scale::FromAmax { .. }
+            | Scale::Blocks(_)
+            | Scale::Nvfp4(_) => None,
         };
         let number = Tensor::from_vec(vec![agreed::number(&label, &shards)], [1], shard.device())?;
         let call = self.number_of(&named(&label));
@@ -165,7 +173,7 @@ impl Group {
                 self.reduce(&call, None, &amax, ReduceOp::Max, [place, place])?;
                 Some(ops::scale_from_amax(&amax, rule)?)
             }
-            (Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_), _) => None,
+            (Scale::FromTensor(_) | Scale::Off | Scale::Blocks(_) | Scale::Nvfp4(_), _) => None,
         };
         let shard = match (&scale, of_shard::rule(slot)) {
             (Some(cell), Some(rule)) => of_shard::quantize(shard, slot, cell, rule)?,

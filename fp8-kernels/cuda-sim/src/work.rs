@@ -15,7 +15,7 @@ use crate::nccl::{Collective, Ran};
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     Launch(Launch),
-    Product(Product),
+    Product(Box<Product>),
     /// A graph of cuDNN's.
     Evaluation(Box<Evaluation>),
     /// Host to device, from a copy made at the call: pageable memory is read before the call returns.

@@ -7,6 +7,8 @@
     reason = "calls of the C interface, one after another under one contract"
 )]
 
+#[path = "lt/fp4.rs"]
+mod fp4;
 mod lt;
 mod rig;
 #[path = "lt/scale_modes.rs"]
@@ -282,9 +284,9 @@ fn attributes_have_their_sizes_and_values() {
     assert_eq!((number(3, 2), number(3, 1)), (NOT_SUPPORTED, 0), "a conjugate is no transpose");
     assert_eq!((number(0, 68), number(0, 64)), (0, NOT_SUPPORTED), "sums in f32");
     assert_eq!(
-        (number(2, 1), number(31, 1)),
+        (number(2, 2), number(31, 6)),
         (NOT_SUPPORTED, NOT_SUPPORTED),
-        "factors on the device, block scales"
+        "vectors of factors, modes that do not exist"
     );
     assert_eq!(number(99, 0), INVALID);
     let mut made = 0;

@@ -2,15 +2,17 @@
 
 use super::Fp8Tensor;
 use super::layouts::{Layout, Layouts};
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
 
 impl Fp8Tensor {
     /// Returns the number of other tensors that share storage with a copy of the codes or its factors. The factor that both
     /// copies of one tensor share is not counted.
     pub fn holders(&self) -> usize {
         let own = usize::from(self.layouts.share_a_factor());
-        let shared =
-            |layout: &Layout| layout.codes.holders().max(layout.scale_inv.holders().saturating_sub(own));
+        let shared = |layout: &Layout| {
+            let tensor_scale = layout.tensor_scale.as_ref().map_or(0, Tensor::holders);
+            layout.codes.holders().max(layout.scale_inv.holders().saturating_sub(own)).max(tensor_scale)
+        };
         [self.layouts.rowwise(), self.layouts.columnwise()]
             .into_iter()
             .flatten()
@@ -82,7 +84,10 @@ impl Fp8Tensor {
         let layout = |kind: &str, layout: Option<&Layout>| {
             layout.map(|layout| match layout.sharing.blocks() {
                 None => format!(", {kind} codes with one factor"),
-                Some(blocks) => format!(", {kind} codes with a factor for each {blocks}"),
+                Some(blocks) => {
+                    let mixed = if layout.sharing.has_hadamard() { " of a Hadamard transform" } else { "" };
+                    format!(", {kind} codes{mixed} with a factor for each {blocks}")
+                }
             })
         };
         let rowwise = layout("rowwise", self.layouts.rowwise()).unwrap_or_default();
@@ -95,6 +100,9 @@ impl Layout {
     fn copy_from(&mut self, other: &Self, name: &str) -> Result<()> {
         self.codes.copy_from(&other.codes, name)?;
         self.scale_inv.copy_from(&other.scale_inv, name)?;
+        if let (Some(to), Some(from)) = (&mut self.tensor_scale, &other.tensor_scale) {
+            to.copy_from(from, name)?;
+        }
         self.sharing = other.sharing;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The codes of a tensor and of its transpose, with their factors.
 
-use crate::Tensor;
+use crate::{Result, Shape, Tensor};
 use fp8_format::Blocks;
 
 /// The layouts that exist: at least one.
@@ -57,7 +57,17 @@ impl Layouts {
 pub(crate) struct Layout {
     pub(crate) codes: Tensor,
     pub(crate) scale_inv: Tensor,
+    /// The factors of the whole tensor, encode and decode, f32 `[2]`: those of NVFP4, whose blocks have another one each.
+    pub(crate) tensor_scale: Option<Tensor>,
     pub(crate) sharing: Sharing,
+}
+
+impl Layout {
+    /// The same codes as those of a tensor of this shape.
+    pub(super) fn in_shape(&self, shape: Shape) -> Result<Self> {
+        let codes = self.codes.reshape(self.sharing.codes_shape(shape))?;
+        Ok(Self { codes, ..self.clone() })
+    }
 }
 
 /// The elements of a layout that share a factor, and what is known of the factors.
@@ -67,13 +77,37 @@ pub(crate) enum Sharing {
     Tensor,
     /// Those of a row or block of the matrix that the codes are of: f32, or u8 (E8M0) for MX.
     Blocks { blocks: Blocks, powers_of_two: bool },
+    /// Those of a block of NVFP4: u8 (E4M3), and a factor for the whole. Two codes are in a byte. `hadamard`: the codes are of what
+    /// a Hadamard transform made of the matrix, rows padded to whole blocks.
+    Nvfp4 { blocks: Blocks, hadamard: bool },
 }
 
 impl Sharing {
     pub(crate) const fn blocks(self) -> Option<Blocks> {
         match self {
             Self::Tensor => None,
-            Self::Blocks { blocks, .. } => Some(blocks),
+            Self::Blocks { blocks, .. } | Self::Nvfp4 { blocks, .. } => Some(blocks),
+        }
+    }
+
+    /// Whether the codes are of a Hadamard transform.
+    pub(crate) const fn has_hadamard(self) -> bool {
+        matches!(self, Self::Nvfp4 { hadamard: true, .. })
+    }
+
+    /// The shape of the codes of a tensor of this shape.
+    pub(crate) fn codes_shape(self, shape: Shape) -> Shape {
+        match self {
+            Self::Tensor | Self::Blocks { .. } => shape,
+            Self::Nvfp4 { hadamard, .. } => shape.with_last(packed_width(shape.last_dim(), hadamard)),
+        }
+    }
+
+    /// The name in errors.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Nvfp4 { hadamard: true, .. } => "Hadamard-transformed 1x16",
+            _ => self.blocks().map_or("tensor", Blocks::name),
         }
     }
 
@@ -85,4 +119,9 @@ impl Sharing {
     pub(crate) const fn has_powers_of_two(self) -> bool {
         matches!(self, Self::Blocks { powers_of_two: true, .. })
     }
+}
+
+/// The bytes of a row of so many codes of 4 bits.
+pub(crate) const fn packed_width(cols: usize, hadamard: bool) -> usize {
+    if hadamard { cols.div_ceil(16) * 8 } else { cols.div_ceil(2) }
 }

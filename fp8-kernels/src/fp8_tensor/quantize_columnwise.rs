@@ -6,8 +6,8 @@ use crate::{DType, Error, Operand, Result, Scale, Slot, ops};
 use fp8_format::Blocks;
 
 impl Fp8Tensor {
-    /// Returns the tensor with columnwise codes. With one factor or 128 × 128 blocks they are the rowwise ones, transposed, as
-    /// [`with_columnwise`](Self::with_columnwise) makes them. With rows, 1 × 128 blocks or MX blocks, other elements share a factor in
+    /// Returns the tensor with columnwise codes. With one factor, 128 × 128 or 16 × 16 blocks they are the rowwise ones, transposed, as
+    /// [`with_columnwise`](Self::with_columnwise) makes them. With rows, 1 × 128, 1 × 16 or MX blocks, other elements share a factor in
     /// the transpose: its codes are then quantized with `slot` from the dequantized values, which rounds these a second time. Where
     /// you have the source, quantize it with a slot whose `columnwise` is true instead. The rowwise codes stay as they are, and
     /// `slot` records nothing.
@@ -31,7 +31,7 @@ impl Fp8Tensor {
     /// A slot that quantizes in another format or granularity than the codes have; the device is out of memory or failed.
     pub fn quantize_columnwise(mut self, slot: &Slot<'_>) -> Result<Self> {
         let Layouts::Rowwise(rowwise) = &self.layouts else { return Ok(self) };
-        if matches!(rowwise.sharing.blocks(), None | Some(Blocks::B128x128)) {
+        if matches!(rowwise.sharing.blocks(), None | Some(Blocks::B128x128 | Blocks::B16x16)) {
             return self.with_columnwise();
         }
         let slot = Slot { columnwise: true, amax: None, counters: None, ..*slot };

@@ -152,6 +152,9 @@ pub fn activation(h: &Tensor, activation: Activation, slot: &Slot<'_>) -> Result
     h.expect_float("activation", "h")?;
     slot.expect_device("activation", h.device())?;
     let shape = activation.output_shape("activation", h)?;
+    if slot.nvfp4().is_some() {
+        return super::quantize(&activate(h, activation)?, slot);
+    }
     dispatch!(h.device(), activation::activation(h, activation, shape, slot))
 }
 
@@ -227,6 +230,9 @@ pub fn activation_backward_quantize_dbias(
     let op = "activation_backward_quantize_dbias";
     check_backward(op, dy, h, activation)?;
     slot.expect_device(op, h.device())?;
+    if slot.nvfp4().is_some() {
+        return super::quantize_dbias(&activation_backward(dy, h, activation)?, slot);
+    }
     dispatch!(h.device(), activation::activation_backward_quantize_dbias(dy, h, activation, slot))
 }
 
@@ -260,6 +266,9 @@ pub fn activation_backward_quantize_dbias_into(
     check_backward(op, dy, h, activation)?;
     slot.expect_device(op, h.device())?;
     dbias.expect(op, "dbias and the columns of h", h.shape().last_dim(), h.device())?;
+    if slot.nvfp4().is_some() {
+        return super::quantize_dbias_into(&activation_backward(dy, h, activation)?, slot, dbias);
+    }
     dispatch!(h.device(), activation::activation_backward_quantize_dbias_into(dy, h, activation, slot, dbias))
 }
 

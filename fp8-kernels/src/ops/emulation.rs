@@ -22,6 +22,9 @@ pub enum Emulation {
     Dequantized,
     /// A bf16 product of the dequantized operands, whose values bf16 rounds to 8 significant bits.
     Rounded,
+    /// A bf16 product of codes times the scales of their blocks, which is exact in bf16, with the factors of the tensors applied to
+    /// the sums: NVFP4. Only the order of the sums differs.
+    ScaledCodes,
 }
 
 impl fmt::Display for Emulation {
@@ -30,6 +33,7 @@ impl fmt::Display for Emulation {
             Self::FactorsAfter => "emulated: scales are applied after the FP8 product",
             Self::Dequantized => "emulated: dequantized to bf16, which is exact for these scales",
             Self::Rounded => "emulated: dequantized to bf16, which rounds the values to 8 significant bits",
+            Self::ScaledCodes => "emulated: codes times block scales in bf16, which is exact",
         })
     }
 }
@@ -54,6 +58,7 @@ pub fn emulation(
 ) -> Option<Emulation> {
     let sharing = |blocks: Option<Blocks>| match blocks {
         None => Sharing::Tensor,
+        Some(blocks) if blocks.is_fp4() => Sharing::Nvfp4 { blocks, hadamard: false },
         Some(blocks) => Sharing::Blocks { blocks, powers_of_two },
     };
     dispatch!(device, emulation::emulation([sharing(a), sharing(b)]))

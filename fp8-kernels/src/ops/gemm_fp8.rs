@@ -4,6 +4,7 @@
 
 use super::gemm::{Terms, Update, check_bias, check_out, check_output, check_terms, rounded_bias};
 use crate::backend::dispatch;
+use crate::fp8_tensor::Sharing;
 use crate::{DType, Encoding, Error, Fp8Tensor, Operand, Result, Slot, Tensor};
 use fp8_format::Blocks;
 
@@ -26,6 +27,9 @@ pub enum Accumulation {
 /// With factors for blocks of 128 or 32 values of k ([`Fp8Tensor::blocks`]), the sum of each block is multiplied by its two factors,
 /// and these products are summed: `Σ_blocks ((Σₖ a·b) · scale_inv_a) · scale_inv_b`. Allowed are rows with rows or with one factor,
 /// 1 × 128 with 1 × 128 or 128 × 128, and MX with MX.
+///
+/// In NVFP4 it is `((Σ_blocks S_a · S_b · Σₖ a·b) · decode_a) · decode_b` with blocks of 16 values of k: the term of a block is exact in
+/// f32. Allowed are 1 × 16 with 1 × 16 or 16 × 16, and a Hadamard-transformed copy with another one.
 ///
 /// The sum of the codes' products is multiplied by the factor of `a` first, so that two small factors do not underflow. If that
 /// product exceeds f32::MAX, the result is infinite even if the factor of `b` would have made it small again: values of `a` above
@@ -240,7 +244,7 @@ pub(crate) fn product_then_quantize(
     dtype: DType,
     accumulation: Accumulation,
 ) -> Result<Operand> {
-    let between = if slot.is_off() { dtype } else { DType::F32 };
+    let between = if slot.is_off() || slot.nvfp4().is_some() { dtype } else { DType::F32 };
     super::quantize(&gemm_fp8(a, b, bias, between, accumulation)?, slot)
 }
 
@@ -250,11 +254,14 @@ fn check(op: &'static str, a: &Fp8Tensor, b: &Fp8Tensor) -> Result<[usize; 3]> {
     if (lhs, rhs) == (Encoding::E5M2, Encoding::E5M2) {
         return Err(Error::Encodings { op, lhs, rhs });
     }
-    if !can_multiply(a.blocks(), b.blocks()) {
-        return Err(Error::Blocks { op, lhs: name(a.blocks()), rhs: name(b.blocks()) });
+    let sharing = [a, b].map(Fp8Tensor::first_sharing);
+    let [has_hadamard, other_has] = sharing.map(Sharing::has_hadamard);
+    if !can_multiply(a.blocks(), b.blocks()) || has_hadamard != other_has {
+        let [lhs, rhs] = sharing.map(Sharing::name);
+        return Err(Error::Blocks { op, lhs, rhs });
     }
     for x in [a, b] {
-        if let (None, Some(blocks @ (Blocks::Row | Blocks::B1x128 | Blocks::Mx32))) =
+        if let (None, Some(blocks @ (Blocks::Row | Blocks::B1x128 | Blocks::Mx32 | Blocks::B1x16))) =
             (x.rowwise(), x.blocks())
         {
             let remedy = "the product reads the transpose of this operand, which is quantized from the source: give its slot \
@@ -299,9 +306,7 @@ pub const fn can_multiply(a: Option<Blocks>, b: Option<Blocks>) -> bool {
             | (Some(Blocks::B1x128), Some(Blocks::B1x128 | Blocks::B128x128))
             | (Some(Blocks::B128x128), Some(Blocks::B1x128))
             | (Some(Blocks::Mx32), Some(Blocks::Mx32))
+            | (Some(Blocks::B1x16), Some(Blocks::B1x16 | Blocks::B16x16))
+            | (Some(Blocks::B16x16), Some(Blocks::B1x16))
     )
-}
-
-fn name(blocks: Option<Blocks>) -> &'static str {
-    blocks.map_or("tensor", Blocks::name)
 }

@@ -164,7 +164,7 @@ pub fn dgrad_quantize(
 
 /// The dtype of a product that is quantized, so that it is rounded once.
 fn between(slot: &Slot<'_>, dtype: DType) -> DType {
-    if slot.is_off() { dtype } else { DType::F32 }
+    if slot.is_off() || slot.nvfp4().is_some() { dtype } else { DType::F32 }
 }
 
 /// Adds the gradient of a Linear's weight to `dw` in place: `dw += dyᵀ · x`.

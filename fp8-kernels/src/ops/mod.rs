@@ -67,6 +67,7 @@ mod kv_cache;
 mod linear;
 mod loss_scale;
 mod norm;
+mod nvfp4_amax;
 mod optimizer;
 mod part;
 mod permute;
@@ -131,6 +132,7 @@ pub use loss_scale::{
     check_amaxes, check_finite, undo_loss_scale, update_loss_scale,
 };
 pub use norm::{Norm, NormOptions, NormStats, norm, norm_backward, norm_backward_add, norm_backward_into};
+pub use nvfp4_amax::nvfp4_amax;
 pub use optimizer::{
     MOMENT_BLOCK, Moment, OptimizerGroup, OptimizerTensor, StepCheck, UpdateRule, moment_scales,
     optimizer_step,

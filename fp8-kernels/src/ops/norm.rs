@@ -146,6 +146,10 @@ pub fn norm(
             });
         }
     }
+    if slot.nvfp4().is_some() {
+        let (y, stats) = norm(x, gamma, beta, options, &Slot::off(slot.encoding))?;
+        return Ok((super::quantize(&y.dequantize(x.dtype())?, slot)?, stats));
+    }
     dispatch!(x.device(), norm::norm(x, gamma, beta, options, slot))
 }
 

@@ -13,6 +13,8 @@ use crate::{Operand, Result, Slot, Tensor};
 /// - `code = x · scale`, rounded to the nearest FP8 value, ties to even. Values beyond the format's range become its largest
 ///   finite value, and NaN stays NaN.
 ///
+/// With [`Scale::Blocks`](crate::Scale::Blocks) or [`Scale::Nvfp4`](crate::Scale::Nvfp4), each row or block has a scale of its own.
+///
 /// The result has the shape of `x` and the dequantization factor `scale_inv = 1 / scale`. If the slot asks for a columnwise
 /// copy, it also has the codes of the transpose, provided the device makes them with the cast
 /// ([`TransposePolicy`](crate::TransposePolicy)). A scale that comes from the tensor itself costs a second read of `x`.
@@ -119,5 +121,9 @@ pub fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Operand>> {
         first.device().expect_same(op, x.device())?;
         slot.expect_device(op, x.device())?;
     }
-    dispatch!(first.device(), quantize::quantize_many(tensors))
+    if !tensors.iter().any(|(_, slot)| slot.nvfp4().is_some()) {
+        return dispatch!(first.device(), quantize::quantize_many(tensors));
+    }
+    // Their factors need a launch of their own each.
+    tensors.iter().map(|(x, slot)| dispatch!(x.device(), quantize::quantize(x, slot))).collect()
 }

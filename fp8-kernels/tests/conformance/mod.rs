@@ -54,6 +54,7 @@ mod norm_blocks;
 mod norm_counters;
 mod norm_gradients;
 mod norm_specials;
+mod nvfp4;
 mod optimizer;
 mod optimizer_rules;
 mod optimizer_steps;
@@ -125,6 +126,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     norm_counters::CASES,
     norm_gradients::CASES,
     norm_specials::CASES,
+    nvfp4::CASES,
     optimizer::CASES,
     optimizer_rules::CASES,
     optimizer_steps::CASES,

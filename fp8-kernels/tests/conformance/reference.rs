@@ -52,6 +52,12 @@ pub(crate) fn same_results(what: &str, got: Vec<Got>, want: Vec<Got>) -> Outcome
 /// The codes and factors of both layouts, which are independent of each other.
 pub(super) fn same_blocks(what: &str, got: &Fp8Tensor, want: &Fp8Tensor) -> Outcome {
     equal(what, (got.blocks(), got.columnwise_blocks()), (want.blocks(), want.columnwise_blocks()))?;
+    equal(what, (got.encoding(), got.has_hadamard()), (want.encoding(), want.has_hadamard()))?;
+    let factors = |x: &Fp8Tensor| -> Result<Vec<f32>> {
+        let all = [x.tensor_scale(), x.columnwise_tensor_scale()].into_iter().flatten();
+        Ok(all.map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()?.concat())
+    };
+    same(&format!("{what}: factors of the whole"), &factors(got)?, &factors(want)?, 2)?;
     let layouts = |x: &Fp8Tensor| {
         let rowwise = x.rowwise().cloned().zip(Some(x.scale_inv().clone()));
         [("rowwise", rowwise), ("columnwise", x.columnwise().cloned().zip(x.columnwise_scale_inv().cloned()))]

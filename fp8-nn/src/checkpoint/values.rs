@@ -196,6 +196,8 @@ fn file_dtype(encoding: Encoding) -> Dtype {
     match encoding {
         Encoding::E4M3 => Dtype::F8_E4M3,
         Encoding::E5M2 => Dtype::F8_E5M2,
+        // Packed, as checkpoints of other libraries have them; parameters do not hold such codes.
+        Encoding::E2M1 => Dtype::U8,
     }
 }
 

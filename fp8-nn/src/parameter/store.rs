@@ -2,9 +2,9 @@
 
 use super::fp8::{Fp8Value, NOT_CUT, StoredPart, overwrite_codes};
 use super::{Parameter, SCALE_INV, Value};
-use crate::Result;
 use crate::arguments::Argument;
-use fp8_kernels::{Fp8Tensor, Tensor};
+use crate::{Error, Result};
+use fp8_kernels::{Encoding, Fp8Tensor, Tensor};
 use fp8_recipe::WeightQuantizer;
 
 impl Parameter {
@@ -20,6 +20,7 @@ impl Parameter {
         let remedy = "store weights in FP8 before a step is recorded";
         tensor.device().expect_eager("quantize_weights", remedy)?;
         let codes = quantizer.quantize(main_param.unwrap_or(tensor), columnwise)?;
+        expect_bytes(&self.name, &codes)?;
         let value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), tensor.dtype()));
         self.version.advance();
         self.agreement.forget_groups();
@@ -49,13 +50,14 @@ impl Parameter {
     /// ```
     ///
     /// # Errors
-    /// Codes of another shape than the parameter's, or on another device; a parameter that is [cut over ranks](crate::Placement::Cut); a
+    /// Codes of another shape than the parameter's, of 4 bits, or on another device; a parameter that is [cut over ranks](crate::Placement::Cut); a
     /// step that is being recorded.
     pub fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) -> Result<()> {
         let remedy = "store weights in FP8 before a step is recorded";
         self.device().expect_eager("store_codes", remedy)?;
         self.expect_whole("store_codes", NOT_CUT)?;
         let name = self.name.clone();
+        expect_bytes(&name, &codes)?;
         let argument = Argument::codes(&name, "codes", &codes).on(self.device())?;
         argument.shape(codes.shape() == self.shape(), || format!("{}, the parameter's", self.shape()))?;
         self.value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), self.dtype()));
@@ -104,4 +106,18 @@ impl Parameter {
         }
         Ok(())
     }
+}
+
+/// Refuses codes that are not a byte each.
+fn expect_bytes(name: &str, codes: &Fp8Tensor) -> Result<()> {
+    if codes.encoding() != Encoding::E2M1 {
+        return Ok(());
+    }
+    Err(Error::Option {
+        part: name.to_owned(),
+        option: "codes",
+        value: "E2M1".to_owned(),
+        remedy: "weights are stored in FP8, not in NVFP4: use another recipe, or keep them in high precision"
+            .to_owned(),
+    })
 }

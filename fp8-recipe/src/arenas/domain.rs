@@ -144,6 +144,7 @@ impl Domain {
         let rule = self.rule(role);
         match self.policy.scale(role, rule) {
             Scale::Blocks(blocks) => blocks.has_powers_of_two(),
+            Scale::Nvfp4(_) => false,
             _ => matches!(self.update_rule(role.direction()), Update::Window(_)) && rule.has_powers_of_two(),
         }
     }
@@ -152,7 +153,7 @@ impl Domain {
     pub(crate) fn scale_source(&self, role: SlotRole) -> ScaleSource {
         match self.policy.scale(role, self.rule(role)) {
             _ if self.policy.state().is_some() => ScaleSource::Past,
-            Scale::Blocks(_) => ScaleSource::RowsOrBlocks,
+            Scale::Blocks(_) | Scale::Nvfp4(_) => ScaleSource::RowsOrBlocks,
             _ => ScaleSource::Tensor,
         }
     }

@@ -24,32 +24,39 @@ pub enum Format {
     /// E4M3 for activations and weights, E5M2 for gradients.
     #[default]
     Hybrid,
+    /// E2M1 for all tensors: codes of 4 bits. [`Nvfp4`](crate::Nvfp4) alone has it; other recipes refuse it.
+    E2M1,
 }
 
 impl Format {
     /// Returns the encoding of the tensors of a pass.
     pub const fn encoding(self, direction: Direction) -> Encoding {
         match (self, direction) {
+            (Self::E2M1, _) => Encoding::E2M1,
             (Self::E5M2, _) | (Self::Hybrid, Direction::Backward) => Encoding::E5M2,
             (Self::E4M3, _) | (Self::Hybrid, Direction::Forward) => Encoding::E4M3,
         }
     }
 
-    /// Returns `E4M3`, `E5M2` or `HYBRID`.
+    /// Returns `E4M3`, `E5M2`, `HYBRID` or `E2M1`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::E4M3 => "E4M3",
             Self::E5M2 => "E5M2",
             Self::Hybrid => "HYBRID",
+            Self::E2M1 => "E2M1",
         }
     }
 
     pub(crate) fn validate(self, recipe: &'static str) -> Result<()> {
-        if self != Self::E5M2 {
-            return Ok(());
-        }
-        let remedy = "no FP8 GEMM multiplies E5M2 by E5M2, and weights and activations need E4M3's precision; \
-                      use HYBRID (E5M2 for gradients only) or E4M3";
+        let remedy = match self {
+            Self::E4M3 | Self::Hybrid => return Ok(()),
+            Self::E5M2 => {
+                "no FP8 GEMM multiplies E5M2 by E5M2, and weights and activations need E4M3's precision; \
+                 use HYBRID (E5M2 for gradients only) or E4M3"
+            }
+            Self::E2M1 => "codes of 4 bits need a scale for each 16 values: use the recipe nvfp4",
+        };
         Err(Error::Recipe { recipe, option: "fp8_format", value: self.to_string(), remedy })
     }
 }
@@ -64,7 +71,7 @@ impl FromStr for Format {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let all = [Self::E4M3, Self::E5M2, Self::Hybrid];
+        let all = [Self::E4M3, Self::E5M2, Self::Hybrid, Self::E2M1];
         all.into_iter().find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| Error::Recipe {
             recipe: "recipe",
             option: "fp8_format",

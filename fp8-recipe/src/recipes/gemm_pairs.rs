@@ -87,12 +87,22 @@ pub(crate) fn pair_problem(gemm: Gemm, a: &Operand<'_>, b: &Operand<'_>) -> Opti
         ));
     }
     let (a_blocks, b_blocks) = (a.blocks(gemm), b.blocks(gemm));
+    if gemm == Gemm::Wgrad
+        && a.has_hadamard() != b.has_hadamard()
+        && [a_blocks, b_blocks] == [Some(Blocks::B1x16); 2]
+    {
+        let with = if a.has_hadamard() { a } else { b };
+        return Some(format!(
+            "{} alone has a Hadamard transform: disable_rht must be the same for both",
+            with.role.name()
+        ));
+    }
     (!ops::can_multiply(a_blocks, b_blocks)).then(|| {
         let name = |blocks: Option<Blocks>| blocks.map_or("tensor", Blocks::name);
         let ((a, b), (a_name, b_name)) = ((a.role.name(), b.role.name()), (name(a_blocks), name(b_blocks)));
         format!(
             "{a} has scales of {a_name} and {b} of {b_name}: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or \
-             128x128, and mx32 with mx32"
+             128x128, mx32 with mx32, and 1x16 with 1x16 or 16x16"
         )
     })
 }
@@ -104,8 +114,26 @@ impl Operand<'_> {
 
     /// Returns the blocks that share a scale in the codes that a GEMM reads, or `None` if the operand has one scale.
     fn blocks(&self, gemm: Gemm) -> Option<Blocks> {
-        let rule = self.block_rule()?;
-        if gemm.reads_columnwise(self.role) { rule.columnwise_blocks() } else { Some(rule.blocks()) }
+        if let Some(rule) = self.block_rule() {
+            let is_turned = gemm.reads_columnwise(self.role);
+            return if is_turned { rule.columnwise_blocks() } else { Some(rule.blocks()) };
+        }
+        self.nvfp4().map(|(blocks, _)| blocks)
+    }
+
+    /// Returns whether the codes that wgrad reads are of a Hadamard transform.
+    fn has_hadamard(&self) -> bool {
+        self.nvfp4().is_some_and(|(_, hadamard)| hadamard)
+    }
+
+    /// The blocks of NVFP4, and whether wgrad's copy is transformed.
+    fn nvfp4(&self) -> Option<(Blocks, bool)> {
+        let policy = self.policy?;
+        let rule = policy.rule(self.role);
+        match policy.scale(self.role, &rule) {
+            Scale::Nvfp4(rule) => Some((rule.blocks, rule.hadamard)),
+            _ => None,
+        }
     }
 
     /// The rule of scales for rows or blocks; `None` for one scale.
@@ -114,7 +142,11 @@ impl Operand<'_> {
         let rule = policy.rule(self.role);
         match policy.scale(self.role, &rule) {
             Scale::Blocks(rule) => Some(rule),
-            Scale::Off | Scale::Cell { .. } | Scale::FromTensor(_) | Scale::FromAmax { .. } => None,
+            Scale::Off
+            | Scale::Cell { .. }
+            | Scale::FromTensor(_)
+            | Scale::FromAmax { .. }
+            | Scale::Nvfp4(_) => None,
         }
     }
 }

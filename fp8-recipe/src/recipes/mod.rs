@@ -12,6 +12,7 @@ pub(crate) mod format;
 pub(crate) mod fp8_gemms;
 pub(crate) mod gemm_accumulation;
 pub(crate) mod gemm_pairs;
+pub(crate) mod nvfp4;
 pub(crate) mod policy;
 pub(crate) mod presets;
 pub(crate) mod qparams;

@@ -34,7 +34,8 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
 
     /// Whether a tensor of this role has one scale, as attention needs it.
     fn has_one_scale(&self, role: SlotRole) -> bool {
-        self.state().is_some() || !matches!(self.scale(role, &self.rule(role)), Scale::Blocks(_))
+        self.state().is_some()
+            || !matches!(self.scale(role, &self.rule(role)), Scale::Blocks(_) | Scale::Nvfp4(_))
     }
 
     /// The identity of the recipe's state in checkpoints, `kind(option=value,…)`: all options except the length of a history,
@@ -54,6 +55,12 @@ pub(crate) trait Policy: Any + Debug + Send + Sync {
     fn scale<'a>(&'a self, role: SlotRole, rule: &'a ScaleRule) -> Scale<'a> {
         let _ = role;
         Scale::FromTensor(rule)
+    }
+
+    /// Whether tensors of this role are rounded stochastically in training, with random numbers of the scope.
+    fn rounds_stochastically(&self, role: SlotRole) -> bool {
+        let _ = role;
+        false
     }
 
     /// The state that outlasts a scope. `None` if every scale comes from the tensor that it quantizes: such a recipe

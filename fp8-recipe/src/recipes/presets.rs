@@ -1,13 +1,13 @@
 //! The names of recipes. This is the one place that lists the kinds.
 
 use crate::recipes::recipe_options::Options;
-use crate::{BlockScaling, CurrentScaling, DelayedScaling, Error, Mxfp8, Recipe, Result};
+use crate::{BlockScaling, CurrentScaling, DelayedScaling, Error, Mxfp8, Nvfp4, Recipe, Result};
 
 /// Creates a recipe with the options that are given. The error says what is wrong with one of them.
 type Preset = fn(&mut Options) -> Result<Recipe, String>;
 
 /// Each name, with the recipe that it stands for.
-const PRESETS: [(&str, Preset); 8] = [
+const PRESETS: [(&str, Preset); 9] = [
     ("delayed", |options| DelayedScaling::default().with_options(options)),
     ("current", |options| CurrentScaling::default().with_options(options)),
     ("te-v0", |options| DelayedScaling::te_v0().with_options(options)),
@@ -16,6 +16,7 @@ const PRESETS: [(&str, Preset); 8] = [
     ("block", |options| BlockScaling::default().with_options(options)),
     ("deepseek", |options| BlockScaling::deepseek().with_options(options)),
     ("mxfp8", |options| Mxfp8::default().with_options(options)),
+    ("nvfp4", |options| Nvfp4::default().with_options(options)),
 ];
 
 /// Returns the recipe with this name and these options, or `None` if there is no such name.
@@ -26,7 +27,7 @@ pub(crate) fn preset(name: &str, options: &mut Options) -> Option<Result<Recipe,
 
 /// The end of the error for other names.
 const KNOWN: &str =
-    "known recipes are delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek and mxfp8";
+    "known recipes are delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8 and nvfp4";
 
 const fn names() -> [&'static str; PRESETS.len()] {
     let mut names = [""; PRESETS.len()];

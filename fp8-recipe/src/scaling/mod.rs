@@ -23,7 +23,7 @@ use crate::weights::weight_cache::WeightCache;
 use crate::{
     AmaxGroup, AutocastOptions, Direction, Error, Format, Fp8Gemms, Recipe, Result, SlotName, Slots,
 };
-use fp8_kernels::{Device, DropoutDraw, Scale, Slot, UpdateClock};
+use fp8_kernels::{Device, DropoutDraw, Nvfp4Rule, Scale, Slot, StochasticRounding, UpdateClock};
 use std::fmt;
 use std::sync::Arc;
 
@@ -222,7 +222,10 @@ impl Scaling {
         let records = matches!(mode, Mode::Record) && settings.records();
         let scale = match (domain.policy.state(), mode) {
             _ if !settings.enabled => Scale::Off,
-            (None, _) => domain.policy.scale(name.role(), first),
+            (None, _) => match domain.policy.scale(name.role(), first) {
+                Scale::Nvfp4(rule) => Scale::Nvfp4(Nvfp4Rule { random: self.rounding(), ..rule }),
+                scale => scale,
+            },
             (Some(_), Mode::Replay { outcome, .. }) => {
                 let scales = outcome.scales().and_then(|all| all.get(of_slot));
                 let index = index.checked_sub(domain.used[direction].start);
@@ -247,6 +250,30 @@ impl Scaling {
             counters: recorded.filter(|_| self.counting.is_on()).and_then(|arena| arena.counters(index)),
             columnwise: !matches!(mode, Mode::Evaluate) && self.is_read_transposed(name, settings),
         })
+    }
+
+    /// Draws the random numbers with which a slot's tensor is rounded, if its recipe rounds it stochastically. [`lend`](Self::lend) then
+    /// lends them.
+    pub(crate) fn draw_rounding(
+        &mut self,
+        name: &SlotName,
+        index: usize,
+        settings: ScopeSettings,
+    ) -> Result<()> {
+        let domain = self.domains.plan(settings.plan).domain(name.direction(), index);
+        let rounds = |of_slot| self.domains[of_slot].policy.rounds_stochastically(name.role());
+        let draws = settings.enabled && domain.is_some_and(rounds);
+        // Each copy of the tensor takes a mask of its own.
+        let draw = if draws { self.draw_masks(2)? } else { None };
+        if let Some(scope) = self.scopes.current_mut() {
+            scope.rounding = draw;
+        }
+        Ok(())
+    }
+
+    /// Returns the random numbers that the slot about to be lent rounds with.
+    fn rounding(&self) -> Option<StochasticRounding<'_>> {
+        self.scopes.current()?.rounding.as_ref().map(StochasticRounding::new)
     }
 
     /// Returns the model's slots.
@@ -280,12 +307,17 @@ impl Scaling {
 
     /// Returns the next dropout mask of the open scope.
     pub(crate) fn draw_dropout(&mut self) -> Result<Option<DropoutDraw>> {
+        self.draw_masks(1)
+    }
+
+    /// Returns the first of the next `count` masks of the open scope.
+    fn draw_masks(&mut self, count: u64) -> Result<Option<DropoutDraw>> {
         let Some(scope) = self.scopes.current_mut() else { return Ok(None) };
         if scope.outcome.draw().is_none() {
             scope.outcome.set_draw(self.randomness.draw(&self.device)?);
         }
         let number = scope.draws;
-        scope.draws += 1;
+        scope.draws += count;
         Ok(scope.outcome.draw().map(|draw| draw.mask(number)))
     }
 

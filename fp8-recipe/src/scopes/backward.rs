@@ -131,6 +131,7 @@ impl Backward<'_> {
         }
         let index = self.scaling.model_slots().index(name, Direction::Backward)?;
         self.scaling.touch_for_backward(origin.settings, touched);
+        self.scaling.draw_rounding(name, index, origin.settings)?;
         self.scaling.lend(name, index, origin.settings, &Mode::Record)
     }
 

@@ -1,9 +1,9 @@
-//! The progress of dropout's random numbers. It is stored on the device once a scope has drawn any.
+//! The progress of the random numbers of dropout and of stochastic rounding. It is stored on the device once a scope has drawn any.
 
 use crate::Result;
 use fp8_kernels::{Device, DropoutDraw, DropoutState};
 
-/// The progress of dropout's random numbers, as checkpoints store it.
+/// The progress of the random numbers of dropout, and of gradients that are rounded stochastically, as checkpoints store it.
 ///
 /// The n-th training scope that draws masks, counted from 0, uses the n-th number of SplitMix64 with this seed as its
 /// key. Mask m of the scope begins at counter m · 2⁴⁴ of Philox4x32-10 with that key: see [`DropoutState`] and
@@ -26,7 +26,7 @@ use fp8_kernels::{Device, DropoutDraw, DropoutState};
 pub struct DropoutProgress {
     /// The seed.
     pub seed: u64,
-    /// The number of training scopes that have drawn masks.
+    /// The number of training scopes, forward and backward, that have drawn masks.
     pub scopes: u64,
 }
 

@@ -5,7 +5,7 @@ use crate::reports::error_squares::{Measured, Squares};
 use crate::scopes::forward_outcome::ForwardOutcome;
 use crate::weights::weight_cache::Added;
 use crate::{AmaxGroup, Direction};
-use fp8_kernels::Cell;
+use fp8_kernels::{Cell, DropoutDraw};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
@@ -25,6 +25,8 @@ pub(crate) struct Scope {
     pub(crate) snapshots: bool,
     /// The dropout masks drawn in it.
     pub(crate) draws: u64,
+    /// The random numbers of the slot that was lent last, if its tensor is rounded stochastically.
+    pub(crate) rounding: Option<DropoutDraw>,
     /// The squares of the tensors that were measured.
     pub(crate) squares: BTreeMap<Measured, Squares>,
     /// The cells that learn at the commit whether gradients overflowed on any rank.
@@ -48,6 +50,7 @@ impl Scope {
             weight_uses,
             snapshots: false,
             draws: 0,
+            rounding: None,
             squares: BTreeMap::new(),
             overflow: Vec::new(),
             outcome: Arc::new(ForwardOutcome::of_scope(number)),

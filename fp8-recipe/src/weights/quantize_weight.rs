@@ -152,14 +152,15 @@ fn lacks_columnwise(copy: &Operand, slot: &Slot<'_>) -> bool {
     let Some(codes) = copy.as_fp8().filter(|codes| slot.columnwise && codes.columnwise().is_none()) else {
         return false;
     };
-    matches!(slot.scale, Scale::Blocks(_)) || codes.device().transpose_policy() == TransposePolicy::WithCast
+    matches!(slot.scale, Scale::Blocks(_) | Scale::Nvfp4(_))
+        || codes.device().transpose_policy() == TransposePolicy::WithCast
 }
 
 /// Returns a copy with the columnwise codes that it would have been made with. Nothing is recorded.
 fn with_columnwise(copy: &Operand, weight: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
     let _kind = MemoryKind::Parameters.enter();
     match (copy, slot.scale) {
-        (Operand::Fp8(_), Scale::Blocks(_)) => {
+        (Operand::Fp8(_), Scale::Blocks(_) | Scale::Nvfp4(_)) => {
             Ok(ops::quantize(weight, &Slot { amax: None, counters: None, ..*slot })?)
         }
         (Operand::Fp8(codes), _) => Ok(Operand::Fp8(codes.clone().with_columnwise()?)),

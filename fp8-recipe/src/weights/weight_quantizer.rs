@@ -116,8 +116,8 @@ impl Forward<'_> {
     /// No amax is recorded, so under delayed scaling the slot did not run: the weight's scale was computed when its codes were
     /// written.
     ///
-    /// dgrad reads the codes of the transpose. Codes with one factor, or with one for each 128 × 128, are transposed exactly. With
-    /// rows, 1 × 128 blocks or MX blocks, other elements share a factor in the transpose. If the weight was quantized without these
+    /// dgrad reads the codes of the transpose. Codes with one factor, or with one for each 128 × 128 or 16 × 16, are transposed exactly. With
+    /// rows, 1 × 128, 1 × 16 or MX blocks, other elements share a factor in the transpose. If the weight was quantized without these
     /// codes, as for inference, a scope that backward follows makes them from the dequantized values
     /// ([`Fp8Tensor::quantize_columnwise`]). They are rounded twice then, and last as long as the operand. A weight that was quantized
     /// with them, by [`WeightQuantizer::quantize`], is rounded once.
@@ -130,11 +130,11 @@ impl Forward<'_> {
         if slot.is_off() {
             return Ok(Operand::High(weight.dequantize(dtype)?));
         }
-        let blocks = if let Scale::Blocks(rule) = slot.scale { Some(rule.blocks()) } else { None };
+        let blocks = slot.blocks();
         if (slot.encoding, blocks) == (weight.encoding(), weight.blocks()) {
             let weight = weight.clone();
             return Ok(Operand::Fp8(match blocks {
-                None | Some(Blocks::B128x128) => weight,
+                None | Some(Blocks::B128x128 | Blocks::B16x16) => weight,
                 Some(_) if slot.columnwise => weight.quantize_columnwise(&slot)?,
                 Some(_) => weight,
             }));

@@ -46,11 +46,14 @@ pub(super) fn check(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) ->
     if ta.is_fp8() || tb.is_fp8() {
         expect_fp8(arch, operation, layouts)?;
     }
+    if ta == Type::E2m1 {
+        expect_fp4(operation, layouts, types)?;
+    }
     // CUBLASLT_MATMUL_DESC_D_SCALE_POINTER and AMAX_D_POINTER: for an output in FP8 alone.
     if !td.is_fp8() && (operation.scales[3] != 0 || operation.amax_d != 0) {
         return Err(Code::BLAS_NOT_SUPPORTED);
     }
-    if operation.modes != [ScaleMode::Scalar; 2] {
+    if operation.modes != [ScaleMode::Scalar; 2] || ta == Type::E2m1 {
         expect_scale_modes(arch, operation, types)?;
     }
     let bias = match operation.epilogue {
@@ -63,9 +66,9 @@ pub(super) fn check(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) ->
 }
 
 /// The table of types of cublasLtMatmul for CUBLAS_COMPUTE_32F. For FP8 inputs: "A and B … one of them may be E5M2", not
-/// both; C in bf16 or f16 where D is in FP8.
+/// both; C in bf16 or f16 where D is in FP8. For FP4 inputs D is not FP4 here: its factors are not simulated.
 fn expect_types([a, b, c, d]: [Type; 4]) -> Outcome {
-    use Type::{Bf16, E4m3, E5m2, F16, F32};
+    use Type::{Bf16, E2m1, E4m3, E5m2, F16, F32};
     let is_listed = match (a, b) {
         (E4m3, E4m3) | (E4m3, E5m2) | (E5m2, E4m3) => {
             (c == d && !d.is_fp8()) || (d == E4m3 && matches!(c, Bf16 | F16)) || {
@@ -73,6 +76,7 @@ fn expect_types([a, b, c, d]: [Type; 4]) -> Outcome {
                 d == E5m2 && matches!(c, Bf16 | F16) && (a, b) != (E4m3, E4m3)
             }
         }
+        (E2m1, E2m1) => c == d && matches!(d, Bf16 | F16 | F32),
         (Bf16, Bf16) => c == d && matches!(d, Bf16 | F32),
         (F16, F16) => c == d && matches!(d, F16 | F32),
         (F32, F32) => c == d && d == F32,
@@ -98,31 +102,50 @@ fn expect_fp8(arch: Arch, operation: &Operation, layouts: [&Layout; 4]) -> Outco
     Ok(())
 }
 
+/// cublasLtMatmul for FP4, as for FP8 but for the layout, which is "TN" on every GPU. "Tensor Core Usage" says what 16 bytes mean for
+/// packed codes: rows of A and B, of k codes, and columns of C and D, of m elements, begin at multiples of 16 bytes. So k is a multiple
+/// of 32, and so are the leading dimensions of A and B; those of C and D have whole 16 bytes. m is a multiple of 8, of f32, too: what
+/// bf16 needs. No row and no column has n elements, so n is free.
+fn expect_fp4(operation: &Operation, [a, b, c, d]: [&Layout; 4], [_, _, tc, td]: [Type; 4]) -> Outcome {
+    if operation.transposed != [true, false] {
+        return Err(Code::BLAS_NOT_SUPPORTED);
+    }
+    let inputs = [a, b].iter().all(|layout| layout.rows.is_multiple_of(32) && layout.ld % 32 == 0);
+    let outputs = [(c, tc), (d, td)].iter().all(|(layout, kind)| {
+        let elements = 128 / kind.bits() as i64;
+        layout.rows.is_multiple_of(8) && layout.ld % elements == 0
+    });
+    if inputs && outputs { Ok(()) } else { Err(Code::BLAS_NOT_SUPPORTED) }
+}
+
 /// cuBLAS documentation, "1D and 2D Block Scaling" and cublasLtMatmulMatrixScale_t: OUTER_VEC_32F and the modes of 128 on compute
-/// capability 9.0, VEC32_UE8M0 from 10.0 on; pairs of outer vectors, of MX blocks, and of 1D blocks with 1D or 2D ones, but not two
-/// 2D ones. Outputs are not FP8. The sums of blocks are not made with fast accumulation. Only operands whose blocks are along memory
+/// capability 9.0, VEC32_UE8M0 and VEC16_UE4M3 from 10.0 on; pairs of outer vectors, of MX blocks, and of 1D blocks with 1D or 2D ones,
+/// but not two 2D ones. VEC16_UE4M3 is for two FP4 operands, which have no other mode. Outputs are not FP8. The sums of blocks are not made with fast accumulation. Only operands whose blocks are along memory
 /// ("TN") are simulated.
 fn expect_scale_modes(arch: Arch, operation: &Operation, [a, b, _, d]: [Type; 4]) -> Outcome {
-    use ScaleMode::{Outer, Tile128, Vec32, Vec128};
+    use ScaleMode::{Outer, Tile128, Vec16, Vec32, Vec128};
     let has_modes = match operation.modes {
         [Outer, Outer] => arch.number() == 90,
         [Vec128, Vec128 | Tile128] | [Tile128, Vec128] => arch.number() == 90 && !operation.fast,
-        [Vec32, Vec32] => arch.number() >= 100 && !operation.fast,
+        [Vec16, Vec16] | [Vec32, Vec32] => arch.number() >= 100 && !operation.fast,
         _ => false,
     };
-    let is_fp8 = a.is_fp8() && b.is_fp8() && !d.is_fp8();
-    if has_modes && is_fp8 && operation.transposed == [true, false] {
+    let has_types = match operation.modes {
+        [Vec16, _] => a == Type::E2m1 && b == Type::E2m1,
+        _ => a.is_fp8() && b.is_fp8() && !d.is_fp8(),
+    };
+    if has_modes && has_types && operation.transposed == [true, false] {
         Ok(())
     } else {
         Err(Code::BLAS_NOT_SUPPORTED)
     }
 }
 
-/// CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE and the tables of types: bf16 for outputs in bf16, f32 and FP8 of FP8 inputs, f16
+/// CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE and the tables of types: bf16 for outputs in bf16, f32 and FP8 of FP8 and FP4 inputs, f16
 /// for f16; else the type of D.
 fn bias_type(operation: &Operation, [a, _, c, d]: [Type; 4]) -> Outcome<Type> {
     let wanted = match d {
-        Type::F32 if a.is_fp8() => Type::Bf16,
+        Type::F32 if a.has_factors() => Type::Bf16,
         Type::E4m3 | Type::E5m2 => c,
         d => d,
     };

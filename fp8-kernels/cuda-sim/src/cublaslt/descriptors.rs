@@ -41,8 +41,11 @@ fn set_operation(operation: &mut Operation, attribute: c_int, from: Host, size: 
         // COMPUTE_TYPE and SCALE_TYPE: as at creation.
         0 if integer(from, size)? == COMPUTE_F32 => {}
         1 if integer(from, size)? == F32 => {}
-        // POINTER_MODE: alpha and beta on the host.
-        2 if integer(from, size)? == 0 => {}
+        // POINTER_MODE: alpha and beta on the host, or one of each on the device.
+        2 => match integer(from, size)? {
+            mode @ (0 | 1) => operation.device_factors = mode == 1,
+            _ => return Err(Code::BLAS_NOT_SUPPORTED),
+        },
         3 | 4 => {
             let transposed = match integer(from, size)? {
                 0 => false,
@@ -100,6 +103,7 @@ entries! {
             modes: [ScaleMode::Scalar; 2],
             amax_d: 0,
             fast: false,
+            device_factors: false,
         };
         driver.blas.operations.insert(fresh, empty);
         invalid(operation.set(fresh))

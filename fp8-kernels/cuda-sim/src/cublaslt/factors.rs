@@ -1,6 +1,6 @@
-//! Factors of FP8 operands, in the layouts of cuBLAS documentation, "Data layout usage" of scaling factors.
+//! Factors of FP8 and FP4 operands, in the layouts of cuBLAS documentation, "Data layout usage" of scaling factors.
 
-use fp8_format::E8M0;
+use fp8_format::{E4M3, E8M0};
 use ptx_interp::Memory;
 
 use super::types::ScaleMode;
@@ -20,7 +20,7 @@ pub(super) fn size(mode: ScaleMode, [rows, k]: [usize; 2]) -> (u64, u64) {
     let (count, pitch) = (count(mode, rows, k), 16);
     match mode {
         ScaleMode::Scalar => (4, 4),
-        ScaleMode::Vec32 => (count as u64, pitch),
+        ScaleMode::Vec16 | ScaleMode::Vec32 => (count as u64, pitch),
         ScaleMode::Outer | ScaleMode::Vec128 | ScaleMode::Tile128 => (4 * count as u64, pitch),
     }
 }
@@ -29,6 +29,7 @@ pub(super) fn size(mode: ScaleMode, [rows, k]: [usize; 2]) -> (u64, u64) {
 fn pitch(mode: ScaleMode, k: usize) -> usize {
     match mode {
         ScaleMode::Scalar | ScaleMode::Outer => 1,
+        ScaleMode::Vec16 => k.div_ceil(16).next_multiple_of(4),
         ScaleMode::Vec32 => k.div_ceil(32).next_multiple_of(4),
         ScaleMode::Vec128 => k.div_ceil(128),
         ScaleMode::Tile128 => k.div_ceil(128).next_multiple_of(4),
@@ -39,7 +40,7 @@ fn count(mode: ScaleMode, rows: usize, k: usize) -> usize {
     let rows = match mode {
         ScaleMode::Scalar => 1,
         ScaleMode::Outer | ScaleMode::Vec128 => rows,
-        ScaleMode::Vec32 => rows.next_multiple_of(128),
+        ScaleMode::Vec16 | ScaleMode::Vec32 => rows.next_multiple_of(128),
         ScaleMode::Tile128 => rows.div_ceil(128),
     };
     rows * pitch(mode, k)
@@ -70,7 +71,7 @@ impl Factors {
             ScaleMode::Vec128 => block * self.rows + row,
             ScaleMode::Tile128 => row / 128 * self.pitch + block,
             // Tiles of 128 rows by 4 blocks, 512 bytes each: four rows that are 32 apart lie next to each other.
-            ScaleMode::Vec32 => {
+            ScaleMode::Vec16 | ScaleMode::Vec32 => {
                 let tile = row / 128 * (self.pitch / 4) + block / 4;
                 tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
             }
@@ -80,10 +81,16 @@ impl Factors {
 }
 
 fn values(mode: ScaleMode, bytes: &[u8]) -> Vec<f32> {
-    if mode == ScaleMode::Vec32 {
-        return bytes.iter().map(|bits| E8M0::from_bits(*bits).to_f32()).collect();
+    match mode {
+        ScaleMode::Vec16 => bytes.iter().map(|bits| unsigned(*bits)).collect(),
+        ScaleMode::Vec32 => bytes.iter().map(|bits| E8M0::from_bits(*bits).to_f32()).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
     }
-    bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+/// UE4M3 is E4M3 without a sign. A byte with one is a mistake of the caller, which NaN makes visible.
+fn unsigned(bits: u8) -> f32 {
+    if bits < 0x80 { E4M3::from_bits(bits).to_f32() } else { f32::NAN }
 }
 
 #[cfg(test)]
@@ -91,11 +98,15 @@ mod tests {
     use super::*;
     use safetensors::SafeTensors;
 
+    fn recorded(set: &str) -> Vec<u8> {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+        std::fs::read(format!("{golden}/{set}/layouts.safetensors")).unwrap()
+    }
+
     /// Recorded buffers hold the recorded factors where the layouts say, and nothing else: zeros are padding.
     #[test]
     fn recorded_layouts_are_read() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/blocks/layouts.safetensors");
-        let bytes = std::fs::read(path).unwrap();
+        let bytes = recorded("blocks");
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let modes = [
             ("vec128", ScaleMode::Vec128, 1),
@@ -132,5 +143,38 @@ mod tests {
                 assert!(nonzero <= wanted.len() * repeats, "{name}.{index}");
             }
         }
+    }
+
+    #[test]
+    fn recorded_factors_of_sixteen_values_are_read() {
+        let bytes = recorded("nvfp4");
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        for index in 0..3 {
+            let logical = file.tensor(&index.to_string()).unwrap();
+            let buffer = file.tensor(&format!("{index}.out")).unwrap();
+            let [rows, wide] = [logical.shape()[0], logical.shape()[1]];
+            let (mode, k) = (ScaleMode::Vec16, wide * 16);
+            assert_eq!(size(mode, [rows, k]), (buffer.data().len() as u64, 16), "{index}");
+            // The places of the bytes, of which E4M3 has two for NaN.
+            let bytes = Factors {
+                mode,
+                rows,
+                pitch: pitch(mode, k),
+                values: buffer.data().iter().copied().map(f32::from).collect(),
+            };
+            for (i, byte) in logical.data().iter().enumerate() {
+                assert_eq!(bytes.at(i / wide, i % wide), f32::from(*byte), "{index} [{i}]");
+            }
+            let sum = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+            assert_eq!(sum(buffer.data()), sum(logical.data()), "{index}: zeros are padding");
+        }
+    }
+
+    #[test]
+    fn factors_of_sixteen_values_have_no_sign() {
+        let bytes = [0x00, 0x01, 0x38, 0x7e, 0x7f, 0x80, 0xb8];
+        let values = values(ScaleMode::Vec16, &bytes);
+        assert_eq!(values[..4], [0.0, 1.0 / 512.0, 1.0, 448.0]);
+        assert!(values[4..].iter().all(|value| value.is_nan()), "{values:?}");
     }
 }

@@ -6,11 +6,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::blas::{find, invalid};
 use super::check::{Shape, check};
 use super::factors;
-use super::product::Product;
+use super::product::{Product, Scalar};
 use super::types::{Layout, Operation, Type};
 use crate::code::{Code, Outcome};
 use crate::entry::entries;
-use crate::ffi::{Array, Out};
+use crate::ffi::{Array, Host, Out};
 use crate::state::Driver;
 use crate::work::Work;
 
@@ -68,6 +68,7 @@ fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Ou
         operation.epilogue,
         operation.fast,
         operation.modes,
+        operation.device_factors,
         present.map(|at| at != 0),
         found,
     )
@@ -75,12 +76,13 @@ fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Ou
     Ok(Asked { operation, layouts: found, shape, hash: hasher.finish() })
 }
 
-/// Refuses a query that lacks the address of an FP8 operand's factors, of an FP8 output's scale or of the bias. The
+/// Refuses a query that lacks the address of an FP8 or FP4 operand's factors, of an FP8 output's scale or of the bias. The
 /// documentation does not demand these addresses. The real library answers without them, and may answer with a kernel that
-/// computes other numbers once they are set (openxla/xla pull request 40747, cuBLASLt 12.8.3).
+/// computes other numbers once they are set (openxla/xla pull request 40747, cuBLASLt 12.8.3). For FP4 it refuses itself: "The scaling
+/// mode for A scale (VEC16_UE4M3) requires a custom pointer for A scale" (NVIDIA/CUDALibrarySamples issue 274).
 fn expect_addresses(asked: &Asked) -> Outcome {
     let Asked { operation, shape, .. } = asked;
-    let [a, b, _, d] = shape.types.map(Type::is_fp8);
+    let [a, b, _, d] = shape.types.map(Type::has_factors);
     let [scale_a, scale_b, _, scale_d] = operation.scales;
     let needed = [(a, scale_a), (b, scale_b), (d, scale_d), (shape.bias.is_some(), operation.bias)];
     let is_missing = |(is_needed, address): (bool, u64)| is_needed && address == 0;
@@ -99,19 +101,21 @@ fn result(index: usize, hash: u64) -> Found {
     Found { algo, workspace: KERNELS[index].0, status: 0, waves: 1.0, reserved: [0; 4] }
 }
 
-/// Pointers: 16 bytes aligned for FP8 ("pointers … must support 16-byte alignment"), else to their elements; each matrix,
+/// Pointers: 16 bytes aligned for FP8 and FP4 ("pointers … must support 16-byte alignment"), else to their elements; each matrix,
 /// vector and factor in one allocation. A real library reads beyond and faults; here the call says so.
-fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], beta: f32) -> Outcome {
+fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], scalars: [Scalar; 2]) -> Outcome {
     let Asked { operation, layouts, shape, .. } = asked;
-    let is_fp8 = shape.types[0].is_fp8();
+    let is_narrow = shape.types[0].has_factors();
     for (index, (address, layout)) in addresses.into_iter().zip(layouts).enumerate() {
-        let size = shape.types[index].size() as u64;
-        if index == 2 && beta == 0.0 {
-            continue; // C is not read
+        let kind = shape.types[index];
+        // C is not read where beta is known to be 0.
+        if index == 2 && matches!(scalars[1], Scalar::Host(0.0)) {
+            continue;
         }
         let columns = (layout.cols - 1).saturating_mul(layout.ld.unsigned_abs());
-        let bytes = columns.saturating_add(layout.rows).saturating_mul(size);
-        let aligned = address.is_multiple_of(if is_fp8 { 16 } else { size });
+        let elements = usize::try_from(columns.saturating_add(layout.rows)).unwrap_or(usize::MAX);
+        let bytes = kind.bytes(elements) as u64;
+        let aligned = address.is_multiple_of(if is_narrow { 16 } else { kind.alignment() });
         if !aligned || !driver.context()?.blocks.holds(address, bytes) {
             return Err(Code::BLAS_INVALID_VALUE);
         }
@@ -126,14 +130,23 @@ fn expect_memory(driver: &mut Driver, asked: &Asked, addresses: [u64; 4], beta: 
         }
     }
     let factors = [scale_c, scale_d, operation.amax_d].into_iter().filter(|address| *address != 0);
-    let bias = shape.bias.map(|kind| (operation.bias, shape.m as u64, kind.size() as u64));
-    for (address, count, size) in factors.map(|address| (address, 1, 4)).chain(bias) {
+    let scalars = scalars.into_iter().filter_map(Scalar::address);
+    let bias = shape.bias.map(|kind| (operation.bias, shape.m as u64, kind.alignment()));
+    for (address, count, size) in factors.chain(scalars).map(|address| (address, 1, 4)).chain(bias) {
         let holds = driver.context()?.blocks.holds(address, count.saturating_mul(size));
         if !holds || !address.is_multiple_of(size) {
             return Err(Code::BLAS_INVALID_VALUE);
         }
     }
     Ok(())
+}
+
+/// cublasLtPointerMode_t: the value on the host, or its address on the device.
+fn scalar(at: Host, is_on_device: bool) -> Outcome<Scalar> {
+    if is_on_device {
+        return Ok(Scalar::Device(at.address() as u64));
+    }
+    Ok(Scalar::Host(invalid(Array::at(at).take(1))?[0]))
 }
 
 entries! {
@@ -149,7 +162,7 @@ entries! {
         expect_addresses(&asked)?;
         // "pointers … must support 16-byte alignment": what a caller promises decides.
         let promised = preference.alignment.iter().all(|bytes| bytes.is_none_or(|bytes| bytes >= 16));
-        if asked.shape.types[0].is_fp8() && !promised {
+        if asked.shape.types[0].has_factors() && !promised {
             return Err(Code::BLAS_NOT_SUPPORTED);
         }
         let fits = |index: &usize| KERNELS[*index].0 as u64 <= preference.workspace;
@@ -171,15 +184,19 @@ entries! {
     }
 
     Nothing fn cublasLtMatmul(
-        library: u64, operation: u64, alpha: Array<f32>, a: u64, a_layout: u64, b: u64, b_layout: u64,
-        beta: Array<f32>, c: u64, c_layout: u64, d: u64, d_layout: u64, algo: Array<Algo>,
+        library: u64, operation: u64, alpha: Host, a: u64, a_layout: u64, b: u64, b_layout: u64,
+        beta: Host, c: u64, c_layout: u64, d: u64, d_layout: u64, algo: Array<Algo>,
         workspace: u64, bytes: usize, stream: u64,
     ) |driver| {
         // CUBLAS_STATUS_EXECUTION_FAILED: "cuBLAS reported an execution error from the device".
         driver.expect_healthy().map_err(|_| Code::BLAS_EXECUTION_FAILED)?;
         let asked = asked(driver, library, operation, [a_layout, b_layout, c_layout, d_layout])?;
-        let (alpha, beta) = (invalid(alpha.take(1))?[0], invalid(beta.take(1))?[0]);
-        expect_memory(driver, &asked, [a, b, c, d], beta)?;
+        if asked.shape.types[0] == Type::E2m1 {
+            expect_addresses(&asked)?;
+        }
+        let scalar = |at: Host| scalar(at, asked.operation.device_factors);
+        let (alpha, beta) = (scalar(alpha)?, scalar(beta)?);
+        expect_memory(driver, &asked, [a, b, c, d], [alpha, beta])?;
         // "This function supports both in-place matrix multiplication (C == D and Cdesc == Ddesc) and out-of-place matrix
         // multiplication (C != D …)".
         if c == d && asked.layouts[2] != asked.layouts[3] {
@@ -216,6 +233,6 @@ entries! {
             slowness,
             fp8_sum_bits,
         };
-        driver.submit(id, Work::Product(product)).map_err(|_| Code::BLAS_EXECUTION_FAILED)
+        driver.submit(id, Work::Product(Box::new(product))).map_err(|_| Code::BLAS_EXECUTION_FAILED)
     }
 }

@@ -1,7 +1,7 @@
 //! The entry points of cuBLASLt that FP8 training calls: descriptors, heuristics, and the product itself in f32.
 //!
 //! Sums run over k in order, in f32; hardware orders them otherwise. What the documentation refuses is refused, each
-//! refusal with its source. Factors of 16 values, grouped and batched products, epilogues other than the bias and
+//! refusal with its source. Outputs in FP4, grouped and batched products, epilogues other than the bias and
 //! on-stack descriptors (`…Init_internal`) are not simulated: CUBLAS_STATUS_NOT_SUPPORTED.
 //!
 //! Source of numbers: cuBLAS documentation, "Using the cuBLASLt API", and the header `cublasLt.h`.

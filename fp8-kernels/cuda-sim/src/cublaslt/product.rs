@@ -1,6 +1,6 @@
 //! The product, when its turn in the stream comes.
 
-use fp8_format::{E4M3, E5M2};
+use fp8_format::{E2M1, E4M3, E5M2};
 use half::{bf16, f16};
 use ptx_interp::Memory;
 
@@ -19,8 +19,8 @@ pub(crate) struct Product {
     /// A, B, C, D.
     pub(super) addresses: [u64; 4],
     pub(super) lds: [usize; 4],
-    pub(super) alpha: f32,
-    pub(super) beta: f32,
+    pub(super) alpha: Scalar,
+    pub(super) beta: Scalar,
     pub(super) bias: u64,
     /// A, B, C, D.
     pub(super) scales: [u64; 4],
@@ -37,6 +37,31 @@ pub(crate) struct Product {
     pub(super) fp8_sum_bits: Option<u32>,
 }
 
+/// Alpha or beta.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scalar {
+    Host(f32),
+    /// The address of an f32, which is read when the product runs.
+    Device(u64),
+}
+
+impl Scalar {
+    /// The address on the device.
+    pub(super) fn address(self) -> Option<u64> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(address) => Some(address),
+        }
+    }
+
+    fn value(self, memory: &Memory) -> Result<f32, Fault> {
+        match self {
+            Self::Host(value) => Ok(value),
+            Self::Device(address) => number(memory, address),
+        }
+    }
+}
+
 /// The number of products that tensor cores add at a time.
 const STEP: usize = 32;
 
@@ -44,7 +69,8 @@ impl Product {
     /// Computes D and answers with the simulated nanoseconds it took.
     pub(crate) fn perform(&self, memory: &Memory) -> Result<u64, Fault> {
         let Shape { m, n, k, types: [ta, tb, tc, td], bias } = self.shape;
-        let [scale_c, scale_d] = [self.factor(memory, self.scales[2])?, self.factor(memory, self.scales[3])?];
+        let (alpha, beta) = (self.alpha.value(memory)?, self.beta.value(memory)?);
+        let [scale_c, scale_d] = [factor(memory, self.scales[2])?, factor(memory, self.scales[3])?];
         let factors_a = Factors::read(memory, self.scales[0], self.modes[0], [m, k])?;
         let factors_b = Factors::read(memory, self.scales[1], self.modes[1], [n, k])?;
         let depth = self.modes[0].depth();
@@ -53,9 +79,9 @@ impl Product {
         let a = if self.transposed[0] { turned(&a, k, m) } else { a };
         let b = self.matrix(memory, 1, tb, if self.transposed[1] { [n, k] } else { [k, n] })?;
         let b = if self.transposed[1] { turned(&b, n, k) } else { b };
-        let c = if self.beta == 0.0 { Vec::new() } else { self.matrix(memory, 2, tc, [m, n])? };
+        let c = if beta == 0.0 { Vec::new() } else { self.matrix(memory, 2, tc, [m, n])? };
         let bias = match bias {
-            Some(kind) => values(&read(memory, self.bias, m * kind.size())?, kind),
+            Some(kind) => values(&read(memory, self.bias, kind.bytes(m))?, kind),
             None => Vec::new(),
         };
         // A kernel's partial sums: whoever else keeps anything there loses it.
@@ -75,9 +101,9 @@ impl Product {
                 }
             }
             for (i, sum) in sums.iter_mut().enumerate() {
-                *sum *= self.alpha;
-                if self.beta != 0.0 {
-                    *sum += self.beta * scale_c * c[i + j * m];
+                *sum *= alpha;
+                if beta != 0.0 {
+                    *sum += beta * scale_c * c[i + j * m];
                 }
                 if let Some(bias) = bias.get(i) {
                     *sum += bias;
@@ -87,7 +113,7 @@ impl Product {
                     *sum *= scale_d;
                 }
             }
-            let at = self.addresses[3] + (j * self.lds[3] * td.size()) as u64;
+            let at = self.addresses[3] + td.bytes(j * self.lds[3]) as u64;
             memory.write(at, &bytes_of(&sums, td))?;
         }
         if self.amax_d != 0 {
@@ -123,19 +149,10 @@ impl Product {
         match self.modes {
             [ScaleMode::Vec128, ScaleMode::Tile128] => (part * factor_a).mul_add(factor_b, sum),
             [ScaleMode::Vec128 | ScaleMode::Tile128, _] => (part * factor_b).mul_add(factor_a, sum),
-            [ScaleMode::Vec32, _] => sum + part * factor_b * factor_a,
+            // For FP4 the sum of 16 products times two E4M3 factors has 20 bits, so only the blocks' sum is rounded.
+            [ScaleMode::Vec16 | ScaleMode::Vec32, _] => sum + part * factor_b * factor_a,
             [ScaleMode::Scalar | ScaleMode::Outer, _] => part * factor_b * factor_a,
         }
-    }
-
-    /// 1 for a scale that was not given.
-    fn factor(&self, memory: &Memory, address: u64) -> Result<f32, Fault> {
-        if address == 0 {
-            return Ok(1.0);
-        }
-        let mut bytes = [0; 4];
-        memory.read(address, &mut bytes)?;
-        Ok(f32::from_le_bytes(bytes))
     }
 
     /// The elements of a matrix as stored, column by column without gaps.
@@ -148,8 +165,8 @@ impl Product {
     ) -> Result<Vec<f32>, Fault> {
         let mut all = Vec::with_capacity(rows * cols);
         for col in 0..cols {
-            let at = self.addresses[index] + (col * self.lds[index] * kind.size()) as u64;
-            all.extend(values(&read(memory, at, rows * kind.size())?, kind));
+            let at = self.addresses[index] + kind.bytes(col * self.lds[index]) as u64;
+            all.extend(values(&read(memory, at, kind.bytes(rows))?, kind));
         }
         Ok(all)
     }
@@ -171,6 +188,17 @@ fn aligned_sum(products: impl Iterator<Item = f32>, bits: u32) -> f32 {
     })
 }
 
+/// 1 for a scale that was not given.
+fn factor(memory: &Memory, address: u64) -> Result<f32, Fault> {
+    if address == 0 { Ok(1.0) } else { number(memory, address) }
+}
+
+fn number(memory: &Memory, address: u64) -> Result<f32, Fault> {
+    let mut bytes = [0; 4];
+    memory.read(address, &mut bytes)?;
+    Ok(f32::from_le_bytes(bytes))
+}
+
 fn read(memory: &Memory, address: u64, bytes: usize) -> Result<Vec<u8>, Fault> {
     let mut all = vec![0; bytes];
     memory.read(address, &mut all)?;
@@ -190,6 +218,7 @@ fn values(bytes: &[u8], kind: Type) -> Vec<f32> {
         Type::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
         Type::E4m3 => bytes.iter().map(|code| E4M3::from_bits(*code).to_f32()).collect(),
         Type::E5m2 => bytes.iter().map(|code| E5M2::from_bits(*code).to_f32()).collect(),
+        Type::E2m1 => bytes.iter().flat_map(|pair| E2M1::unpack(*pair)).map(E2M1::to_f32).collect(),
     }
 }
 
@@ -200,6 +229,10 @@ fn bytes_of(values: &[f32], kind: Type) -> Vec<u8> {
         Type::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         Type::E4m3 => values.iter().map(|v| E4M3::from_f32_saturating(*v).to_bits()).collect(),
         Type::E5m2 => values.iter().map(|v| E5M2::from_f32_saturating(*v).to_bits()).collect(),
+        Type::E2m1 => {
+            let code = |v: Option<&f32>| v.map_or(E2M1::ZERO, |v| E2M1::from_f32(*v));
+            values.chunks(2).map(|pair| E2M1::pack(code(pair.first()), code(pair.get(1)))).collect()
+        }
     }
 }
 

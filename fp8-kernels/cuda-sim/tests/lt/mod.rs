@@ -17,6 +17,7 @@ pub(crate) const F16: i32 = 2;
 pub(crate) const BF16: i32 = 14;
 pub(crate) const E4M3: i32 = 28;
 pub(crate) const E5M2: i32 = 29;
+pub(crate) const E2M1: i32 = 33;
 
 pub(crate) const INVALID: i32 = 7;
 pub(crate) const NOT_SUPPORTED: i32 = 15;
@@ -370,14 +371,40 @@ impl<'a> Lab<'a> {
         self.enqueue(library, operation, layouts, places, [1.0, 0.0], None, (0, 0))
     }
 
+    /// With the factors at these addresses on the device, as the descriptor must say.
+    pub(crate) fn multiply_on_device(
+        &self,
+        operation: u64,
+        layouts: Layouts,
+        places: [u64; 4],
+        scalars: [u64; 2],
+    ) -> i32 {
+        let scalars = scalars.map(|at| std::ptr::without_provenance(at as usize));
+        self.enqueue_at(self.library, operation, layouts, places, scalars, None, (0, 0))
+    }
+
     #[expect(clippy::too_many_arguments, reason = "cublasLtMatmul's")]
     fn enqueue(
         &self,
         library: u64,
         operation: u64,
         layouts: Layouts,
-        [a, b, c, d]: [u64; 4],
+        places: [u64; 4],
         [alpha, beta]: [f32; 2],
+        algo: Option<&Algo>,
+        workspace: (u64, usize),
+    ) -> i32 {
+        self.enqueue_at(library, operation, layouts, places, [&alpha, &beta], algo, workspace)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "cublasLtMatmul's")]
+    fn enqueue_at(
+        &self,
+        library: u64,
+        operation: u64,
+        layouts: Layouts,
+        [a, b, c, d]: [u64; 4],
+        [alpha, beta]: [*const f32; 2],
         algo: Option<&Algo>,
         (workspace, bytes): (u64, usize),
     ) -> i32 {
@@ -386,7 +413,7 @@ impl<'a> Lab<'a> {
         // SAFETY: the simulator checks handles and addresses; factors live through the call.
         self.with_layouts(layouts, |[la, lb, lc, ld]| unsafe {
             (self.api.cublasLtMatmul)(
-                library, operation, &alpha, a, la, b, lb, &beta, c, lc, d, ld, algo, workspace, bytes, stream,
+                library, operation, alpha, a, la, b, lb, beta, c, lc, d, ld, algo, workspace, bytes, stream,
             )
         })
     }

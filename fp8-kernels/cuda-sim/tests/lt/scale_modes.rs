@@ -5,14 +5,15 @@
 use crate::lt::{BF16, Case, E4M3, F32, INVALID, Lab, NOT_SUPPORTED};
 use crate::rig;
 
-const SCALAR: i32 = 0;
-const VEC32: i32 = 2;
+pub(crate) const SCALAR: i32 = 0;
+pub(crate) const VEC16: i32 = 1;
+pub(crate) const VEC32: i32 = 2;
 const OUTER: i32 = 3;
 const VEC128: i32 = 4;
 const TILE128: i32 = 5;
 
 /// The codes of a product with these modes: of its heuristics, and of the call.
-fn code(lab: &Lab<'_>, case: &Case, modes: [i32; 2]) -> i32 {
+pub(crate) fn code(lab: &Lab<'_>, case: &Case, modes: [i32; 2]) -> i32 {
     let buffer = lab.stream.alloc_zeros::<u8>(1 << 16).unwrap();
     let at = lab.address(&buffer);
     let operation = lab.operation(case);

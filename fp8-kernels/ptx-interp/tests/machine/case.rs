@@ -123,4 +123,25 @@ impl Case {
         let holds = |(wanted, got): (&Option<Vec<u8>>, &Option<Vec<u8>>)| wanted.is_none() || wanted == got;
         Ok(self.wanted.iter().zip(&outputs).all(holds))
     }
+
+    /// Describes the first byte that is not what it should be.
+    pub(crate) fn difference(&self, module: &Module, kernel: &str, seed: u64) -> String {
+        let outputs = self.run(module, kernel, seed).expect("ran before");
+        for (n, (wanted, got)) in self.wanted.iter().zip(outputs).enumerate() {
+            let (Some(wanted), Some(got)) = (wanted, &got) else {
+                if wanted.is_some() {
+                    return format!("buffer {n} has unwritten bytes");
+                }
+                continue;
+            };
+            let differ: Vec<usize> = (0..wanted.len()).filter(|&i| wanted[i] != got[i]).collect();
+            if let Some(&i) = differ.first() {
+                let (all, count, wanted, got) = (got.len(), differ.len(), wanted[i], got[i]);
+                return format!(
+                    "buffer {n}: byte {i} is {got:#04x}, not {wanted:#04x}; {count} of {all} differ"
+                );
+            }
+        }
+        "no difference".to_owned()
+    }
 }

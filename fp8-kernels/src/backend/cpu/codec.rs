@@ -3,7 +3,7 @@
 use super::dispatch::{Kernel, vectorized};
 use crate::element::Float;
 use crate::host::Array;
-use crate::{CounterValues, Encoding, Result};
+use crate::{CounterValues, Encoding, Error, Result};
 use fp8_format::{E4M3, E5M2, slice};
 
 /// Codes of `data · scale`; returns `max |data|`.
@@ -11,6 +11,7 @@ pub(crate) fn encode<T: Float>(data: &[T], scale: f32, encoding: Encoding, codes
     Ok(match encoding {
         Encoding::E4M3 => slice::quantize::<E4M3, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
         Encoding::E5M2 => slice::quantize::<E5M2, T>(data, scale, bytemuck::cast_slice_mut(codes))?,
+        Encoding::E2M1 => return Err(packed("encode")),
     })
 }
 
@@ -19,6 +20,7 @@ pub(crate) fn decode(codes: &[u8], encoding: Encoding, values: &mut [f32]) -> Re
     match encoding {
         Encoding::E4M3 => slice::to_f32::<E4M3>(bytemuck::cast_slice(codes), values)?,
         Encoding::E5M2 => slice::to_f32::<E5M2>(bytemuck::cast_slice(codes), values)?,
+        Encoding::E2M1 => return Err(packed("decode")),
     }
     Ok(())
 }
@@ -33,8 +35,15 @@ pub(crate) fn dequantize<T: Float>(
     match encoding {
         Encoding::E4M3 => slice::dequantize::<E4M3, T>(bytemuck::cast_slice(codes), factor, values)?,
         Encoding::E5M2 => slice::dequantize::<E5M2, T>(bytemuck::cast_slice(codes), factor, values)?,
+        Encoding::E2M1 => return Err(packed("dequantize")),
     }
     Ok(())
+}
+
+/// The error for codes of 4 bits where codes have a byte each. Slots and tensors refuse them before.
+pub(super) fn packed(op: &'static str) -> Error {
+    let remedy = "its codes have 4 bits and are quantized to NVFP4 alone".to_owned();
+    Error::Option { op, option: "encoding", value: Encoding::E2M1.to_string(), remedy }
 }
 
 /// `max |data|`, NaN skipped; 0 for no elements.

@@ -1,11 +1,13 @@
 //! `gemm_fp8` on the CPU: the product of [`matmul`](super::matmul) on codes.
 
 use super::gemm::{addend, product};
-use super::matmul::{Elements, Epilogue, Factors, Matrix, Out, matmul};
+use super::matmul::{Elements, Epilogue, Factors, Matrix, Out, Packed, matmul};
+use super::nvfp4;
+use crate::fp8_tensor::{Layout, packed_width};
 use crate::host::Array;
 use crate::ops::{Accumulation, Terms, Update, product_then_quantize};
 use crate::{DType, Fp8Tensor, Operand, Result, Slot, Tensor};
-use fp8_format::{Blocks, E8M0};
+use fp8_format::{Blocks, E4M3, E8M0};
 
 pub(crate) fn gemm_fp8(
     op: &'static str,
@@ -17,12 +19,13 @@ pub(crate) fn gemm_fp8(
     _: Accumulation, // sums are f32 either way
 ) -> Result<Tensor> {
     let bias = terms.bias.map(|bias| bias.cpu_f32(op)).transpose()?;
-    let vectors = Vectors::new(op, a, b)?;
+    let operands = Operands::new(op, [a, b])?;
     // Without products there is nothing to multiply, whatever the factors are.
-    let factors = if k == 0 { Factors::None } else { vectors.factors(a, b)? };
+    let factors = if k == 0 { Factors::None } else { operands.factors()? };
+    let dims = [m, n, operands.depth(k)];
     let epilogue =
         Epilogue { factors, addend: addend(op, &terms, n)?, bias: bias.as_deref(), accumulate: false };
-    let buffer = product(op, [m, n, k], [matrix(a)?, matrix(b)?], &epilogue, dtype)?;
+    let buffer = product(op, dims, operands.matrices()?, &epilogue, dtype)?;
     Ok(Tensor::from_buffer(buffer, a.shape().with_last(n), a.device()))
 }
 
@@ -31,7 +34,7 @@ pub(crate) fn gemm_fp8_into(
     op: &'static str,
     a: &Fp8Tensor,
     b: &Fp8Tensor,
-    dims: [usize; 3],
+    dims @ [m, n, k]: [usize; 3],
     out: &mut Tensor,
     update: Update,
     name: &str,
@@ -44,10 +47,63 @@ pub(crate) fn gemm_fp8_into(
         }
         return Ok(());
     }
-    let vectors = Vectors::new(op, a, b)?;
+    let operands = Operands::new(op, [a, b])?;
     let accumulate = update == Update::Add;
-    let epilogue = Epilogue { factors: vectors.factors(a, b)?, accumulate, ..Epilogue::default() };
-    matmul(op, dims, matrix(a)?, matrix(b)?, &epilogue, Out::f32(out))
+    let epilogue = Epilogue { factors: operands.factors()?, accumulate, ..Epilogue::default() };
+    let [left, right] = operands.matrices()?;
+    matmul(op, [m, n, operands.depth(k)], left, right, &epilogue, Out::f32(out))
+}
+
+/// Both operands as the product reads them.
+enum Operands<'t> {
+    Fp8([&'t Fp8Tensor; 2], Vectors),
+    /// Their layouts along k, and k.
+    Nvfp4([Layout; 2], usize),
+}
+
+impl<'t> Operands<'t> {
+    fn new(op: &'static str, [a, b]: [&'t Fp8Tensor; 2]) -> Result<Self> {
+        if a.blocks().is_some_and(Blocks::is_fp4) {
+            let [_, k] = a.matrix();
+            return Ok(Self::Nvfp4([a.rowwise_layout(op)?, b.rowwise_layout(op)?], k));
+        }
+        Ok(Self::Fp8([a, b], Vectors::new(op, a, b)?))
+    }
+
+    /// The number of products in a sum of `k` of them: a Hadamard transform spreads the last ones over a whole block.
+    fn depth(&self, k: usize) -> usize {
+        match self {
+            Self::Nvfp4([a, _], _) if a.sharing.has_hadamard() => k.next_multiple_of(16),
+            _ => k,
+        }
+    }
+
+    fn factors(&self) -> Result<Factors<'_>> {
+        match self {
+            Self::Fp8([a, b], vectors) => vectors.factors(a, b),
+            Self::Nvfp4([a, b], _) => Ok(Factors::Segments([nvfp4::decode(a)?, nvfp4::decode(b)?])),
+        }
+    }
+
+    fn matrices(&self) -> Result<[Matrix<'_>; 2]> {
+        match self {
+            Self::Fp8([a, b], _) => Ok([matrix(a)?, matrix(b)?]),
+            Self::Nvfp4([a, b], k) => Ok([packed(a, *k)?, packed(b, *k)?]),
+        }
+    }
+}
+
+/// Packed codes with `k` values a row.
+fn packed(layout: &Layout, k: usize) -> Result<Matrix<'_>> {
+    let height = if layout.sharing.blocks() == Some(Blocks::B16x16) { 16 } else { 1 };
+    let packed = Packed {
+        codes: layout.codes.as_slice()?,
+        scales: bytemuck::cast_slice::<u8, E4M3>(layout.scale_inv.as_slice()?),
+        width: packed_width(k, layout.sharing.has_hadamard()),
+        across: k.div_ceil(16),
+        height,
+    };
+    Ok(Matrix::along_k(Elements::Packed(packed), k))
 }
 
 /// The factors of both operands for each block of k, unless each has one factor.

@@ -32,6 +32,7 @@ pub(crate) mod loss_scale;
 )]
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod nvfp4;
 pub(crate) mod optimizer;
 pub(crate) mod parallel;
 pub(crate) mod permute;

@@ -1,7 +1,7 @@
 //! Reference of `quantize`, and the last step of every operation that ends in a slot.
 
 use super::quantize_blocks::{dequantize_blocks, quantize_blocks};
-use super::{Buffer, accumulate, codec, parallel, reduce, transpose};
+use super::{Buffer, accumulate, codec, nvfp4, parallel, reduce, transpose};
 use crate::element::Float;
 use crate::host::Array;
 use crate::ops::GradientMut;
@@ -37,6 +37,9 @@ pub(crate) fn quantize_many(tensors: &[(&Tensor, Slot<'_>)]) -> Result<Vec<Opera
 }
 
 fn quantize_elements<T: Float>(x: &Tensor, data: &[T], slot: &Slot<'_>) -> Result<Operand> {
+    if let Some(rule) = slot.nvfp4() {
+        return nvfp4::quantize("quantize", data, *x.shape(), x.device(), slot, rule);
+    }
     if let Some(rule) = slot.block_rule() {
         return quantize_blocks("quantize", data, *x.shape(), x.device(), slot, &rule);
     }
@@ -135,6 +138,9 @@ pub(crate) fn amax<T: Float>(data: &[T]) -> f32 {
 
 pub(crate) fn dequantize(x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     fn of<T: Float>(x: &Fp8Tensor) -> Result<Buffer> {
+        if let Some(blocks) = x.blocks().filter(|blocks| blocks.is_fp4()) {
+            return Ok(T::wrap(Arc::new(nvfp4::dequantize::<T>(x, blocks)?)));
+        }
         if let Some(blocks) = x.blocks() {
             return Ok(T::wrap(Arc::new(dequantize_blocks::<T>(x, blocks)?)));
         }

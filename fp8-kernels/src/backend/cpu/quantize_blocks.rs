@@ -29,6 +29,7 @@ pub(super) fn quantize_blocks<T: Float>(
     match slot.encoding {
         Encoding::E4M3 => encode::<T, E4M3>(data, matrix, rule, &mut rowwise, columnwise.as_mut())?,
         Encoding::E5M2 => encode::<T, E5M2>(data, matrix, rule, &mut rowwise, columnwise.as_mut())?,
+        Encoding::E2M1 => return Err(codec::packed(op)),
     }
     let amax = rowwise.amaxes.iter().copied().fold(0.0, f32::max);
     if !data.is_empty() {
@@ -38,6 +39,7 @@ pub(super) fn quantize_blocks<T: Float>(
     let layout = |parts: Parts, shape: Shape, blocks: Blocks, [rows, cols]: [usize; 2], sharing| Layout {
         codes: Tensor::on_cpu(parts.codes, shape, device),
         scale_inv: parts.factors.tensor(Shape::from(blocks.grid(rows, cols)), device),
+        tensor_scale: None,
         sharing,
     };
     let turned_shape = Shape::from([cols, rows]);
@@ -50,6 +52,7 @@ pub(super) fn quantize_blocks<T: Float>(
             Some(Layout {
                 codes: Tensor::on_cpu(transpose::transpose_codes(&codes, rows, cols)?, turned_shape, device),
                 scale_inv: Tensor::on_cpu(vec![scale.recip()], Shape::from([]), device),
+                tensor_scale: None,
                 sharing: turned_sharing,
             })
         }
@@ -211,6 +214,7 @@ pub(super) fn dequantize_blocks<T: Float>(x: &Fp8Tensor, blocks: Blocks) -> Resu
     match x.encoding() {
         Encoding::E4M3 => of::<T, E4M3>(&layout, matrix, blocks, &mut out)?,
         Encoding::E5M2 => of::<T, E5M2>(&layout, matrix, blocks, &mut out)?,
+        Encoding::E2M1 => return Err(codec::packed("dequantize")),
     }
     Ok(out)
 }

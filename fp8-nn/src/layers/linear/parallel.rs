@@ -152,6 +152,16 @@ impl Part {
         let Some((ranks, mode)) = self.ranks() else { return Ok(()) };
         self.enter(cx);
         ranks.expect_shared_scales(cx, &slots.input, ranks.is_sequence_parallel())?;
+        let is_nvfp4 = |slot: &Slot<'_>| matches!(slot.scale, Scale::Nvfp4(_));
+        if is_nvfp4(&cx.slot(&slots.input)?) || is_nvfp4(&cx.slot(&slots.weight)?) {
+            return Err(Error::Option {
+                part: slots.weight.layer().to_string(),
+                option: "recipe",
+                value: "nvfp4".to_owned(),
+                remedy: "layers that ranks share do not run in it yet: use another recipe, or data-parallel ranks alone"
+                    .to_owned(),
+            });
+        }
         let block = block(&cx.slot(&slots.input)?).max(block(&cx.slot(&slots.weight)?));
         let (Some(cut), true) = (self.weight(), block > 1) else { return Ok(()) };
         let Some(range) = cut.ranges().iter().find(|range| !range.len().is_multiple_of(block)) else {

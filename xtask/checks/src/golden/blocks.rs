@@ -11,7 +11,7 @@
 
 mod e8m0;
 pub(super) mod file;
-mod gemm;
+pub(super) mod gemm;
 pub(super) mod quantize;
 
 use std::path::Path;

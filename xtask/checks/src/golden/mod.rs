@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `blocks/` | one quantization, product or conversion with scales for rows or blocks | bit for bit; products within bounds |
 //! | `codec/` | one conversion of one file | bit for bit |
-//! | `nvfp4/` | one conversion, copy or transform of NVFP4 | bit for bit |
+//! | `nvfp4/` | one conversion, copy, transform or product of NVFP4 | bit for bit; products within bounds |
 //! | `recipe/` | one trace of the scale update | bit for bit |
 //! | `nn/` | one layer in high precision or in FP8 | within tolerances |
 //! | `hf/` | logits, gradients or greedy tokens of one Hugging Face model | within tolerances, tokens equal |
@@ -34,7 +34,7 @@ pub(crate) struct Golden {
     /// crates' tests]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Device for blocks, recipes and layers, cpu or cuda:N; the codec always runs on the CPU
+    /// Device for blocks, NVFP4, recipes and layers, cpu or cuda:N; the codec always runs on the CPU
     #[arg(long, default_value = "cpu")]
     device: String,
 }
@@ -58,9 +58,10 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     if codec.is_dir() {
         codec::run(&codec, &mut tally)?;
     }
-    let nvfp4 = folder("fp8-format", "nvfp4");
-    if nvfp4.is_dir() {
-        nvfp4::run(&nvfp4, &mut tally)?;
+    let mut nvfp4 = vec![folder("fp8-format", "nvfp4"), folder("fp8-kernels", "nvfp4")];
+    nvfp4.dedup();
+    for folder in nvfp4.iter().filter(|folder| folder.is_dir()) {
+        nvfp4::run(folder, &device, &mut tally)?;
     }
     let recipe = folder("fp8-recipe", "recipe");
     if recipe.is_dir() {
@@ -81,7 +82,8 @@ pub(crate) fn run(options: &Golden) -> Result<ExitCode> {
     if tally.passed + tally.failed == 0 {
         let all = blocks
             .iter()
-            .chain([&codec, &nvfp4, &recipe, &nn, &hf, &train])
+            .chain(&nvfp4)
+            .chain([&codec, &recipe, &nn, &hf, &train])
             .map(|folder| folder.display().to_string());
         let looked = all.collect::<Vec<_>>().join(", ");
         return Err(format!("golden: no case found; looked in {looked}").into());

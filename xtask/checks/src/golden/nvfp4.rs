@@ -3,26 +3,31 @@
 //! | `kind` | one case is | compared |
 //! |---|---|---|
 //! | `codec` | the codes of one source type; decoded codes; packed rows | bit for bit |
-//! | `quantize` | one copy of one matrix, by fp8-format's slices on every path | bit for bit |
+//! | `quantize` | one copy of one matrix, by fp8-format's slices on every path or by fp8-kernels on the device | bit for bit |
+//! | `gemm` | one of the three products of a Linear under one recipe | within a multiple of the recorded bound |
 //! | `hadamard` | the transform of the rows of one type; its matrix | bit for bit |
 //! | `stochastic` | the codes of all values with their bytes; the bytes of one seed | bit for bit |
-//! | `gemm`, `layouts` | one entry of the file's `cases` | not compared; counted |
+//! | `layouts` | one entry of the file's `cases` | not compared; counted |
 //!
 //! Any other kind is an error.
 
 mod codec;
+mod gemm;
 mod quantize;
+mod tensors;
 
 use std::path::Path;
+
+use fp8_kernels::Device;
 
 use super::blocks::file::{Check, File};
 use super::tally::{Tally, each_tensor_file};
 use crate::result::Result as TaskResult;
 
-pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
+pub(super) fn run(folder: &Path, device: &Device, tally: &mut Tally) -> TaskResult {
     each_tensor_file("nvfp4", folder, |name, bytes| {
         let before = (tally.passed, tally.failed);
-        if let Err(error) = File::parse(bytes).and_then(|file| check(&file, name, tally)) {
+        if let Err(error) = File::parse(bytes).and_then(|file| check(&file, name, device, tally)) {
             tally.record(&format!("nvfp4/{name}"), Err(error));
         }
         println!("nvfp4/{name}: {} passed, {} failed", tally.passed - before.0, tally.failed - before.1);
@@ -30,14 +35,15 @@ pub(super) fn run(folder: &Path, tally: &mut Tally) -> TaskResult {
 }
 
 /// Compares the cases of a file.
-fn check(file: &File<'_>, name: &str, tally: &mut Tally) -> Check {
+fn check(file: &File<'_>, name: &str, device: &Device, tally: &mut Tally) -> Check {
     match file.meta("kind")? {
         "codec" => codec::check(file, name, tally),
-        "quantize" => quantize::check(file, name, tally),
+        "quantize" => quantize::check(file, name, device, tally),
+        "gemm" => gemm::check(file, name, device, tally),
         "hadamard" => codec::check_hadamard(file, name, tally),
         "stochastic" => codec::check_stochastic(file, name, tally),
-        kind @ ("gemm" | "layouts") => {
-            tally.leave_out(&format!("nvfp4 {kind}"), file.cases::<serde_json::Value>()?.len());
+        "layouts" => {
+            tally.leave_out("nvfp4 layouts", file.cases::<serde_json::Value>()?.len());
             Ok(())
         }
         other => {
@@ -53,11 +59,12 @@ mod tests {
 
     /// The recorded cases of a file, after a change of the file's bytes.
     fn results(name: &str, change: impl FnOnce(&mut Vec<u8>)) -> (usize, usize, String) {
-        let path = root().join("fp8-format/tests/golden/nvfp4").join(name);
+        let owner = if name.starts_with("gemm") { "fp8-kernels" } else { "fp8-format" };
+        let path = root().join(owner).join("tests/golden/nvfp4").join(name);
         let mut bytes = std::fs::read(path).unwrap();
         change(&mut bytes);
         let mut tally = Tally::default();
-        let result = File::parse(&bytes).and_then(|file| check(&file, name, &mut tally));
+        let result = File::parse(&bytes).and_then(|file| check(&file, name, &Device::cpu(), &mut tally));
         (tally.passed, tally.failed, result.err().unwrap_or_default())
     }
 
@@ -67,7 +74,8 @@ mod tests {
             ("codec.safetensors", 6),
             ("hadamard.safetensors", 4),
             ("stochastic.safetensors", 4),
-            ("heavy_f16_33x50.safetensors", 6),
+            ("heavy_f16_33x50.safetensors", 12),
+            ("gemm_ragged.safetensors", 9),
         ] {
             let (passed, failed, error) = results(name, |_| {});
             assert!(passed >= least && failed == 0 && error.is_empty(), "{name}: {passed} {failed} {error}");

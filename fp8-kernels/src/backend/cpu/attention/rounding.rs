@@ -74,6 +74,8 @@ fn power_of_two(amax: f32, encoding: Encoding) -> f32 {
     let top = match encoding {
         Encoding::E4M3 => 7,
         Encoding::E5M2 => 14,
+        // Scores are never in it: the slots are refused.
+        Encoding::E2M1 => 0,
     };
     let exponent = (amax.to_bits() >> 23).max(top + 1);
     f32::from_bits((254 + top - exponent) << 23)

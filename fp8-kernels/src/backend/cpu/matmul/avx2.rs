@@ -59,6 +59,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn add(self, sums: __m256, others: __m256) -> __m256 {
+        // SAFETY: `self` proves AVX.
+        unsafe { _mm256_add_ps(sums, others) }
+    }
+
+    #[inline(always)]
     fn canonical(self, sums: __m256) -> __m256 {
         // SAFETY: `self` proves AVX.
         let is_nan = unsafe { _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums) };

@@ -82,6 +82,12 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
+            fn add(self, sums: __m512, others: __m512) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F.
+                unsafe { _mm512_add_ps(sums, others) }
+            }
+
+            #[inline(always)]
             fn canonical(self, sums: __m512) -> __m512 {
                 // SAFETY: `self` proves AVX-512 F.
                 let is_nan = unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums) };

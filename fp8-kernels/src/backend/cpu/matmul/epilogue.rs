@@ -17,7 +17,13 @@ pub(crate) enum Factors<'a> {
     /// Factors for each block of `length` values of k: those of all rows for the first block, then for the second, … The sum of
     /// a block is multiplied by its factors and added to that of the blocks before it.
     Blocks { a: &'a [f32], b: &'a [f32], length: usize },
+    /// One factor for each operand, and sums of their own for each [`SEGMENT`] values of k, which are added up: they are exact in
+    /// NVFP4, whose blocks have this length.
+    Segments([f32; 2]),
 }
+
+/// Values of k whose products are summed by themselves under [`Factors::Segments`].
+pub(super) const SEGMENT: usize = 16;
 
 impl Factors<'_> {
     fn is_none(&self) -> bool {
@@ -73,6 +79,12 @@ pub(crate) struct Epilogue<'a> {
 }
 
 impl Epilogue<'_> {
+    /// The values of k whose products are summed by themselves, if not all are.
+    #[inline(always)]
+    pub(super) fn segment(&self) -> Option<usize> {
+        matches!(self.factors, Factors::Segments(_)).then_some(SEGMENT)
+    }
+
     /// Whether sums are stored as they are.
     #[inline(always)]
     pub(super) fn is_plain(&self) -> bool {
@@ -97,7 +109,9 @@ impl Epilogue<'_> {
     pub(super) fn store(&self, sums: &mut [f32], row: usize, col: usize, out: RowMut<'_>) {
         match self.factors {
             Factors::None | Factors::Blocks { .. } => {}
-            Factors::Tensors([a, b]) => sums.iter_mut().for_each(|sum| *sum = *sum * a * b),
+            Factors::Tensors([a, b]) | Factors::Segments([a, b]) => {
+                sums.iter_mut().for_each(|sum| *sum = *sum * a * b)
+            }
             Factors::Rows { a, b } => {
                 let a = a[row];
                 sums.iter_mut().zip(&b[col..]).for_each(|(sum, b)| *sum = *sum * a * b);

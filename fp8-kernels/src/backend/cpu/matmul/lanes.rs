@@ -49,6 +49,9 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// first.
     fn multiply_add(self, sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
 
+    /// Adds two vectors of sums.
+    fn add(self, sums: Self::Vector, others: Self::Vector) -> Self::Vector;
+
     /// Replaces every NaN by `f32::NAN`, whose bits are the same on every CPU.
     fn canonical(self, sums: Self::Vector) -> Self::Vector;
 
@@ -137,6 +140,11 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
             };
         }
         sums
+    }
+
+    #[inline(always)]
+    fn add(self, sums: [f32; N], others: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| sums[i] + others[i])
     }
 
     #[inline(always)]

@@ -5,7 +5,9 @@
 //! operands or the number of threads. A NaN is always `f32::NAN`. A product of no k adds nothing: it leaves an output that it
 //! accumulates into as it is.
 //!
-//! Operands are f32, bf16, f16 or FP8 codes, contiguous along k or along the other dimension. Blocks of them are decoded while
+//! In NVFP4 the products of each block of 16 values of k are summed by themselves, which is exact, and the blocks are added in their order.
+//!
+//! Operands are f32, bf16, f16, FP8 codes or packed codes of 4 bits, contiguous along k or along the other dimension. Blocks of them are decoded while
 //! they are *packed* into the order in which the micro-kernel reads them; no operand is transposed or decoded as a whole.
 //! Every product of two FP8 values is exact in f32, and every FP8 value is exact in bf16. So `vdpbf16ps` computes the same sums as
 //! f32 arithmetic on a CPU where the instruction rounds as two multiply-adds, and on some at twice its speed ([`probe`]). It flushes subnormal
@@ -51,7 +53,7 @@ mod unpacked;
 mod vectors;
 
 pub(crate) use epilogue::{Addend, Epilogue, Factors, Out};
-pub(crate) use pack::{Elements, Matrix};
+pub(crate) use pack::{Elements, Matrix, Packed};
 pub use path::CpuPath;
 pub(crate) use unpacked::{Strided, Unpacked, product, transpose};
 
@@ -104,10 +106,10 @@ pub(crate) fn matmul_serial(
     matmul_on(vectors, op, dims, a, b, epilogue, out, Parts::ONE, Blocks::new(vectors))
 }
 
-/// Returns whether pairs of bf16 values give the bits of f32 arithmetic: all operands are FP8, and no sum starts from an output,
+/// Returns whether pairs of bf16 values give the bits of f32 arithmetic: all operands are codes, and no sum starts from an output,
 /// which may be subnormal.
 fn takes_pairs(a: Matrix<'_>, b: Matrix<'_>, epilogue: &Epilogue<'_>) -> bool {
-    a.is_fp8() && b.is_fp8() && !epilogue.starts_from_output()
+    a.has_codes() && b.has_codes() && !epilogue.starts_from_output()
 }
 
 #[expect(clippy::too_many_arguments, reason = "what callers decide, and what tests vary")]

@@ -88,7 +88,19 @@ impl Job for Narrow<'_, '_> {
                 }
                 if rest < ks.end {
                     let lines = pack::lines::<L>(&task.b, outers, rest..ks.end, spare)?;
-                    multiply::<L, Words>(lanes, height, a(rest..ks.end), lines, &mut tile);
+                    match task.epilogue.segment() {
+                        None => multiply::<L, Words>(lanes, height, a(rest..ks.end), lines, &mut tile),
+                        Some(segment) => {
+                            for first in (rest..ks.end).step_by(segment) {
+                                let skipped = pack::steps::<L>(first - rest);
+                                let lines = Lines { words: &lines.words[skipped..], ..lines };
+                                let mut sums = [0.0; LARGEST_TILE];
+                                let a = a(first..ks.end.min(first + segment));
+                                multiply::<L, Words>(lanes, height, a, lines, &mut sums);
+                                tile.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+                            }
+                        }
+                    }
                 }
                 if let Some(folded) = folded {
                     let size = [rows.len(), count];
@@ -140,7 +152,7 @@ fn whole<L: Lanes>(task: &Task<'_>, outers: &Range<usize>, ks: &Range<usize>) ->
     let values = match task.b.elements {
         Elements::Codes(..) => 4,
         Elements::Floats(Floats::BF16(_)) if !L::PAIRS => 2,
-        Elements::Floats(_) => return ks.start,
+        Elements::Floats(_) | Elements::Packed(_) => return ks.start,
     };
     if outers.len() < L::WIDTH || pack::stored(&task.b, outers.start, ks.start).is_none() {
         return ks.start;
@@ -163,6 +175,8 @@ fn multiply_stored<L: Lanes>(
         Elements::Codes(_, Encoding::E4M3) => multiply::<L, Codes<false>>(lanes, height, a, lines, tile),
         Elements::Codes(_, Encoding::E5M2) => multiply::<L, Codes<true>>(lanes, height, a, lines, tile),
         Elements::Floats(_) => multiply::<L, Bf16>(lanes, height, a, lines, tile),
+        // They are decoded a few lines at a time.
+        Elements::Codes(_, Encoding::E2M1) | Elements::Packed(_) => {}
     }
 }
 

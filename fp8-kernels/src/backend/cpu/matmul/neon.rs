@@ -59,6 +59,12 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn add(self, sums: float32x4_t, others: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` proves NEON.
+        unsafe { vaddq_f32(sums, others) }
+    }
+
+    #[inline(always)]
     fn canonical(self, sums: float32x4_t) -> float32x4_t {
         // SAFETY: `self` proves NEON.
         let is_number = unsafe { vceqq_f32(sums, sums) };

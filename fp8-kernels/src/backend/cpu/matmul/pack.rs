@@ -10,7 +10,7 @@ use super::lanes::Lanes;
 use super::tile::Left;
 use crate::element::Float;
 use crate::{Encoding, Result};
-use fp8_format::{E4M3, E5M2, slice};
+use fp8_format::{E4M3, E5M2, Source, TensorScale, slice};
 use half::bf16;
 use std::ops::Range;
 
@@ -19,6 +19,33 @@ use std::ops::Range;
 pub(crate) enum Elements<'a> {
     Floats(Floats<'a>),
     Codes(&'a [u8], Encoding),
+    Packed(Packed<'a>),
+}
+
+/// Codes of NVFP4, two a byte, which count as code · scale: the factor of the tensor is left to the sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed<'a> {
+    pub(crate) codes: &'a [u8],
+    pub(crate) scales: &'a [E4M3],
+    /// The bytes of a row.
+    pub(crate) width: usize,
+    /// The scales of a row, and the rows that share them.
+    pub(crate) across: usize,
+    pub(crate) height: usize,
+}
+
+impl Packed<'_> {
+    /// Reads values of a row, from the beginning of a block on. They are exact in bf16: six bits and a small exponent.
+    fn values<D: Source>(&self, row: usize, ks: &Range<usize>, values: &mut [D]) -> Result<()> {
+        const BLOCK: usize = 16;
+        debug_assert!(ks.start.is_multiple_of(BLOCK));
+        let len = values.len();
+        let codes = &self.codes[row * self.width + ks.start / 2..][..len.div_ceil(2)];
+        let scales =
+            &self.scales[row / self.height * self.across + ks.start / BLOCK..][..len.div_ceil(BLOCK)];
+        let one = TensorScale::from_encode(1.0);
+        Ok(slice::dequantize_nvfp4(codes, 1, len, fp8_format::Blocks::B1x16, scales, one, values)?)
+    }
 }
 
 /// An operand, `[outer, k]`, where outer is m or n.
@@ -41,8 +68,9 @@ impl<'a> Matrix<'a> {
         Self { elements, stride, is_along_k: false }
     }
 
-    pub(crate) fn is_fp8(&self) -> bool {
-        matches!(self.elements, Elements::Codes(..))
+    /// Whether products of the elements are exact in f32, and far from its subnormal numbers.
+    pub(crate) fn has_codes(&self) -> bool {
+        matches!(self.elements, Elements::Codes(..) | Elements::Packed(_))
     }
 
     pub(super) fn is_along_k(&self) -> bool {
@@ -107,7 +135,7 @@ pub(super) fn stored<'a>(x: &Matrix<'a>, outer: usize, k: usize) -> Option<Lines
     let (bytes, size): (&[u8], usize) = match x.elements {
         Elements::Codes(codes, _) => (codes, 1),
         Elements::Floats(Floats::BF16(values)) => (bytemuck::cast_slice(values), 2),
-        Elements::Floats(_) => return None,
+        Elements::Floats(_) | Elements::Packed(_) => return None,
     };
     let stride = x.stride * size;
     let (before, words, _) = bytemuck::pod_align_to(&bytes[(outer * x.stride + k) * size..]);
@@ -247,6 +275,20 @@ fn along<L: Lanes>(x: &Matrix<'_>, outer: usize, ks: Range<usize>, words: &mut [
             }
             Ok(())
         }
+        Elements::Packed(packed) if L::PAIRS => {
+            let mut values = [bf16::ZERO; RUN];
+            for (first, words) in ks.clone().step_by(RUN).zip(words.chunks_mut(RUN / 2)) {
+                let ks = first..ks.end.min(first + RUN);
+                // An odd last value has a zero beside it.
+                values[ks.len() - 1..].iter_mut().take(2).for_each(|value| *value = bf16::ZERO);
+                packed.values(outer, &ks, &mut values[..ks.len()])?;
+                for (word, values) in words.iter_mut().zip(values.chunks_exact(2)) {
+                    *word = pair(values[0], values[1]);
+                }
+            }
+            Ok(())
+        }
+        Elements::Packed(packed) => packed.values(outer, &ks, bytemuck::cast_slice_mut::<u32, f32>(words)),
         elements => singles(elements, line, words),
     }
 }
@@ -297,6 +339,7 @@ fn to_bf16(codes: &[u8], encoding: Encoding, values: &mut [bf16]) -> Result<()> 
     match encoding {
         Encoding::E4M3 => slice::to_bf16::<E4M3>(bytemuck::cast_slice(codes), values)?,
         Encoding::E5M2 => slice::to_bf16::<E5M2>(bytemuck::cast_slice(codes), values)?,
+        Encoding::E2M1 => return Err(codec::packed("gemm_fp8")),
     }
     Ok(())
 }
@@ -310,6 +353,8 @@ fn singles(elements: Elements<'_>, line: Range<usize>, words: &mut [u32]) -> Res
         Elements::Floats(Floats::BF16(data)) => Float::widen(&data[line], values),
         Elements::Floats(Floats::F16(data)) => Float::widen(&data[line], values),
         Elements::Codes(codes, encoding) => codec::decode(&codes[line], encoding, values)?,
+        // Such operands are contiguous along k, and read in blocks.
+        Elements::Packed(_) => {}
     }
     Ok(())
 }

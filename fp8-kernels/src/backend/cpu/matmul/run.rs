@@ -5,7 +5,7 @@ use super::lanes::Lanes;
 use super::narrow::{self, Narrow};
 use super::pack;
 use super::task::{Blocks, Folded, Task};
-use super::tile::{self, Left, Right, Rows, Sums};
+use super::tile::{self, Left, Right, Rows, Sums, WHOLE};
 use super::vectors::{Job, Vectors};
 use crate::Result;
 use std::ops::Range;
@@ -173,6 +173,7 @@ impl Block<'_> {
         let stores_sums =
             folded.is_none() && (!is_last || task.epilogue.is_plain() && task.out.as_f32().is_some());
         let (steps, padded) = (pack::steps::<L>(ks.len()), cols.len().next_multiple_of(L::WIDTH));
+        let segment = task.epilogue.segment().map_or(WHOLE, pack::steps::<L>);
         let mut spare = [0.0; LARGEST_TILE];
         let mut row = rows.start;
         while row < rows.end {
@@ -200,7 +201,7 @@ impl Block<'_> {
                 let (size, left) = ([height, width / L::WIDTH], Left { words, ..left });
                 // SAFETY: `left` and the panel were packed with these rows, columns and steps. The sums are the tile's place in
                 // memory that this part of the output alone uses, or `spare`.
-                unsafe { tile::tile(lanes, size, steps, left, panel, sums) };
+                unsafe { tile::tile(lanes, size, [steps, segment], left, panel, sums) };
                 if let Some(folded) = &folded {
                     let before = waiting.filter(|_| !is_first);
                     // SAFETY: the sums of the blocks before wait where `waiting` says, `height` rows of `count`.

@@ -24,8 +24,9 @@ const fn kernels_of(activation: Activation) -> Option<Kernels> {
             codes_e4m3: kernels::ACTIVATION_CODES_GELU_E4M3,
             high: kernels::ACTIVATION_HIGH_GELU,
             backward_codes: |encoding| match encoding {
-                Encoding::E4M3 => kernels::ACTIVATION_BACKWARD_CODES_GELU_E4M3,
                 Encoding::E5M2 => kernels::ACTIVATION_BACKWARD_CODES_GELU_E5M2,
+                // E2M1 is quantized by itself.
+                Encoding::E4M3 | Encoding::E2M1 => kernels::ACTIVATION_BACKWARD_CODES_GELU_E4M3,
             },
             backward_high: kernels::ACTIVATION_BACKWARD_HIGH_GELU,
         }),
@@ -33,8 +34,9 @@ const fn kernels_of(activation: Activation) -> Option<Kernels> {
             codes_e4m3: kernels::ACTIVATION_CODES_GEGLU_E4M3,
             high: kernels::ACTIVATION_HIGH_GEGLU,
             backward_codes: |encoding| match encoding {
-                Encoding::E4M3 => kernels::ACTIVATION_BACKWARD_CODES_GEGLU_E4M3,
                 Encoding::E5M2 => kernels::ACTIVATION_BACKWARD_CODES_GEGLU_E5M2,
+                // E2M1 is quantized by itself.
+                Encoding::E4M3 | Encoding::E2M1 => kernels::ACTIVATION_BACKWARD_CODES_GEGLU_E4M3,
             },
             backward_high: kernels::ACTIVATION_BACKWARD_HIGH_GEGLU,
         }),
@@ -42,8 +44,9 @@ const fn kernels_of(activation: Activation) -> Option<Kernels> {
             codes_e4m3: kernels::ACTIVATION_CODES_SWIGLU_E4M3,
             high: kernels::ACTIVATION_HIGH_SWIGLU,
             backward_codes: |encoding| match encoding {
-                Encoding::E4M3 => kernels::ACTIVATION_BACKWARD_CODES_SWIGLU_E4M3,
                 Encoding::E5M2 => kernels::ACTIVATION_BACKWARD_CODES_SWIGLU_E5M2,
+                // E2M1 is quantized by itself.
+                Encoding::E4M3 | Encoding::E2M1 => kernels::ACTIVATION_BACKWARD_CODES_SWIGLU_E4M3,
             },
             backward_high: kernels::ACTIVATION_BACKWARD_HIGH_SWIGLU,
         }),
@@ -107,7 +110,7 @@ impl Whole {
                 // SAFETY: as above.
                 unsafe { gpu.load(codes_e4m3)?.launch(gpu, grid, &args) }?;
             }
-            Some(Encoding::E5M2) => return Ok(false),
+            Some(Encoding::E5M2 | Encoding::E2M1) => return Ok(false),
         }
         Ok(true)
     }

@@ -208,7 +208,7 @@ impl Plan {
         let (mut keeps, mut fixed, mut rule) = (false, 0.0, None);
         let kind = match slot.scale {
             Scale::Off => SLOT_OFF,
-            Scale::Blocks(_) => return Ok(Output::Later),
+            Scale::Blocks(_) | Scale::Nvfp4(_) => return Ok(Output::Later),
             Scale::FromAmax { amax, rule } => {
                 fixed = rule.scale(amax, 1.0)?;
                 SLOT_FIXED

@@ -94,6 +94,7 @@ pub(super) fn quantize(
     let layout = |target: Target, shape, sharing| Layout {
         codes: tensor(target.codes, shape),
         scale_inv: tensor(target.factors, target.grid),
+        tensor_scale: None,
         sharing,
     };
     let turned = turned.map(|turned| layout(turned, Shape::from([cols, rows]), turned_sharing));

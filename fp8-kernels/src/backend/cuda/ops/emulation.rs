@@ -9,6 +9,8 @@ use fp8_format::Blocks;
 /// The first versions of cuBLAS with scale modes for MX, and for rows and blocks of 128.
 const MX_VERSION: usize = 12_08_00;
 const HOPPER_VERSION: usize = 12_09_00;
+/// The first version with the scale mode of NVFP4.
+const FP4_VERSION: usize = 12_08_00;
 
 /// The layouts in which the library reads both operands' factors, or the emulation used instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +35,12 @@ impl Way {
             _ => FactorLayout::Vec128,
         };
         match (a.blocks(), b.blocks()) {
+            (Some(Blocks::B1x16 | Blocks::B16x16), _) | (_, Some(Blocks::B1x16 | Blocks::B16x16)) => {
+                match capability.0 >= 10 && version >= FP4_VERSION {
+                    true => Self::Native([FactorLayout::Vec16; 2]),
+                    false => Self::Emulated(Emulation::ScaledCodes),
+                }
+            }
             (None | Some(Blocks::Row), None | Some(Blocks::Row)) if is_hopper => {
                 Self::Native([FactorLayout::Outer; 2])
             }

@@ -148,6 +148,7 @@ fn product(a: &Tensor, b: &Tensor, layout: Layout, [m, n, k]: [usize; 3], out: D
         bias: None,
         addend: false,
         fast: false,
+        device_alpha: false,
     }
 }
 

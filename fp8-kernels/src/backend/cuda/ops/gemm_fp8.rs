@@ -187,6 +187,7 @@ impl Operands {
             bias: None,
             addend: false,
             fast: false,
+            device_alpha: false,
         };
         let places = Places {
             left: left.codes.cuda(op)?.ptr(),

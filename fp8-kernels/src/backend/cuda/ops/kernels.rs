@@ -403,6 +403,38 @@ signatures! {
         add_gamma: i32, add_beta: i32, }
     NORM_BACKWARD_SUMS = NormBackward "norm_backward_sums";
 
+    kernel Nvfp4Amax {
+        x: In<Void>, dtype: i32, rows: u64, cols: u64, hadamard: i32, amax: Out<i32>, }
+    NVFP4_AMAX = Nvfp4 "nvfp4_amax";
+
+    kernel QuantizeNvfp4 {
+        x: In<Void>, dtype: i32, rows: u64, cols: u64, amax: In<f32>, tiles: i32, hadamard: i32, codes: Out<u8>,
+        scales: Out<u8>, tensor: Out<f32>, columnwise: Out<u8>, columnwise_scales: Out<u8>,
+        columnwise_tensor: Out<f32>, key: In<u64>, first: u64, step: u64, columnwise_first: u64,
+        columnwise_step: u64, counters: Out<u64>, partial_sums: Out<f32>, }
+    QUANTIZE_NVFP4 = Nvfp4 "quantize_nvfp4";
+
+    kernel DequantizeNvfp4 {
+        codes: In<u8>, scales: In<u8>, tensor: In<f32>, tiles: i32, rows: u64, cols: u64, out: Out<Void>,
+        dtype: i32, }
+    DEQUANTIZE_NVFP4 = Nvfp4 "dequantize_nvfp4";
+
+    kernel Nvfp4ScaledCodes {
+        codes: In<u8>, scales: In<u8>, tiles: i32, rows: u64, cols: u64, width: u64, out: Out<Void>, }
+    NVFP4_SCALED_CODES = Nvfp4 "nvfp4_scaled_codes";
+
+    kernel Nvfp4Transpose {
+        codes: In<u8>, rows: u64, cols: u64, out: Out<u8>, }
+    NVFP4_TRANSPOSE = Nvfp4 "nvfp4_transpose";
+
+    kernel Nvfp4Alpha {
+        a: In<f32>, b: In<f32>, out: Out<f32>, }
+    NVFP4_ALPHA = Nvfp4 "nvfp4_alpha";
+
+    kernel Nvfp4Factors {
+        scales: In<u8>, tiles: i32, rows: u64, depth: u64, y: Out<u8>, n: u64, }
+    NVFP4_FACTORS = Nvfp4 "nvfp4_factors";
+
     kernel Optimizer {
         records: In<OptimizerRecord>, first_blocks: In<u64>, tensors: i32, factors: In<f32>, numbers: In<f32>,
         norm: In<f32>, skipped: Out<u64>, }

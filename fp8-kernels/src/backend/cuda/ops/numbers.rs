@@ -11,10 +11,11 @@ pub(super) const fn dtype_number(dtype: DType) -> i32 {
     }
 }
 
-/// The number of an FP8 format.
+/// The number of a format.
 pub(super) const fn format_number(encoding: Encoding) -> i32 {
     match encoding {
         Encoding::E4M3 => 0,
         Encoding::E5M2 => 1,
+        Encoding::E2M1 => 2,
     }
 }

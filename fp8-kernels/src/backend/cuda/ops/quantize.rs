@@ -7,7 +7,7 @@ use super::reduce::{self, Place, column_pieces, finish_columns};
 use super::slot::{self, Output};
 use super::tiles::{self, run, strips, tiles, whole_bf16};
 use super::{
-    Buffer, Entry, Gpu, Grid, In, Out, amax, dtype_number, format_number, kernels, launch, transpose,
+    Buffer, Entry, Gpu, Grid, In, Out, amax, dtype_number, format_number, kernels, launch, nvfp4, transpose,
 };
 use crate::ops::GradientMut;
 use crate::{BlockRule, DType, Encoding, Fp8Tensor, Operand, Result, Slot, Tensor};
@@ -21,6 +21,9 @@ pub(crate) fn quantize(gpu: &Gpu, x: &Tensor, slot: &Slot<'_>) -> Result<Operand
     let op = "quantize";
     if slot.is_off() {
         return hand_through(gpu, op, x, slot);
+    }
+    if let Some(rule) = slot.nvfp4() {
+        return nvfp4::quantize(gpu, op, x, slot, rule, None);
     }
     if let Some(rule) = slot.block_rule() {
         return by_blocks(gpu, op, x, slot, &rule, None);
@@ -69,9 +72,10 @@ fn quantize_dbias_at(
     let [rows, cols] = dy.shape().matrix();
     let pieces = column_pieces(rows);
     let partial = gpu.alloc(DType::F32, pieces * cols)?;
-    let operand = match slot.block_rule() {
-        Some(rule) => by_blocks(gpu, op, dy, slot, &rule, Some(&partial))?,
-        None => {
+    let operand = match (slot.nvfp4(), slot.block_rule()) {
+        (Some(rule), _) => nvfp4::quantize(gpu, op, dy, slot, rule, Some(&partial))?,
+        (None, Some(rule)) => by_blocks(gpu, op, dy, slot, &rule, Some(&partial))?,
+        (None, None) => {
             let output = output(gpu, op, dy, slot)?;
             by_tiles(gpu, op, dy, &output, Some(&partial))?;
             output.finish()
@@ -209,18 +213,17 @@ const fn whole_kernel(
 ) -> Entry<kernels::QuantizeBlocksBf16> {
     match (blocks, encoding) {
         (Blocks::Row, _) if measures => kernels::QUANTIZE_BLOCKS_BF16_ROWS_MEASURE,
-        (Blocks::Row, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_ROWS_E4M3,
         (Blocks::Row, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_ROWS_E5M2,
-        (Blocks::B1x128, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_1X128_E4M3,
+        (Blocks::Row, _) => kernels::QUANTIZE_BLOCKS_BF16_ROWS_E4M3,
         (Blocks::B1x128, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_1X128_E5M2,
-        (Blocks::B128x128, Encoding::E4M3) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E4M3,
+        (Blocks::B1x128, _) => kernels::QUANTIZE_BLOCKS_BF16_1X128_E4M3,
         (Blocks::B128x128, Encoding::E5M2) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E5M2,
-        (Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16, Encoding::E4M3) => {
-            kernels::QUANTIZE_BLOCKS_BF16_MX_E4M3
-        }
+        (Blocks::B128x128, _) => kernels::QUANTIZE_BLOCKS_BF16_128X128_E4M3,
+        // Rules for those of E2M1 are refused.
         (Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16, Encoding::E5M2) => {
             kernels::QUANTIZE_BLOCKS_BF16_MX_E5M2
         }
+        (Blocks::Mx32 | Blocks::B1x16 | Blocks::B16x16, _) => kernels::QUANTIZE_BLOCKS_BF16_MX_E4M3,
     }
 }
 
@@ -252,7 +255,12 @@ fn dequantize_blocks(gpu: &Gpu, x: &Fp8Tensor, blocks: Blocks, dtype: DType) -> 
 pub(crate) fn dequantize(gpu: &Gpu, x: &Fp8Tensor, dtype: DType) -> Result<Tensor> {
     let op = "dequantize";
     if let Some(blocks) = x.blocks() {
-        return dequantize_blocks(gpu, x, blocks, dtype);
+        let is_packed = blocks.is_fp4();
+        return if is_packed {
+            nvfp4::dequantize(gpu, x, dtype)
+        } else {
+            dequantize_blocks(gpu, x, blocks, dtype)
+        };
     }
     let turned;
     let codes = match (x.rowwise(), x.columnwise()) {

@@ -46,7 +46,7 @@ pub(super) fn resolve(
     let (cell, rule, keep) = match slot.scale {
         Scale::Off => return Ok(None),
         // `ops` refuses such slots on a GPU. Should one get here, it is an error, too.
-        Scale::Blocks(_) => return slot.resolve(|| Ok(0.0)).map(|_| None),
+        Scale::Blocks(_) | Scale::Nvfp4(_) => return slot.resolve(|| Ok(0.0)).map(|_| None),
         Scale::Cell { cell, .. } if cell.is_known_set() => {
             return Ok(Some(DeviceScale { address: cell.cuda(op)?, _owned: None }));
         }

@@ -22,13 +22,14 @@ const PRELUDE: &str = concat!(
 );
 
 /// Headers that a kernel file may begin with: lines `#include "name"`, which the text itself replaces.
-const HEADERS: [(&str, &str); 22] = [
+const HEADERS: [(&str, &str); 23] = [
     ("activation.cuh", include_str!("activation.cuh")),
     ("activation_tiles.cuh", include_str!("activation_tiles.cuh")),
     ("adamw.cuh", include_str!("adamw.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("exp_near.cuh", include_str!("exp_near.cuh")),
     ("norm.cuh", include_str!("norm.cuh")),
+    ("nvfp4.cuh", include_str!("nvfp4.cuh")),
     ("attention.cuh", include_str!("attention/attention.cuh")),
     ("dropout.cuh", include_str!("dropout.cuh")),
     ("philox.cuh", include_str!("philox.cuh")),
@@ -98,6 +99,7 @@ sources![
     (Norm, "norm"),
     (NormBackward, "norm_backward"),
     (NormRows, "norm_rows"),
+    (Nvfp4, "nvfp4"),
     (Optimizer, "optimizer"),
     (Permute, "permute"),
     (Quantize, "quantize"),

@@ -5,7 +5,7 @@ use crate::{DType, Result, Tensor};
 
 /// Rows and columns of a tile, as the kernels' prelude has them.
 pub(super) const TILE: [usize; 2] = [128, 64];
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Tiles that one block takes at most. More of them share the reductions at a block's end.
 const LONGEST_RUN: usize = 8;
 /// Blocks a multiprocessor, at least, before blocks take more than one tile.

@@ -21,6 +21,8 @@ pub(crate) enum Type {
     Bf16,
     E4m3,
     E5m2,
+    /// Two codes a byte, the first in the low half.
+    E2m1,
 }
 
 impl Type {
@@ -31,6 +33,7 @@ impl Type {
             Self::Bf16 => 14,
             Self::E4m3 => 28,
             Self::E5m2 => 29,
+            Self::E2m1 => 33,
         }
     }
 
@@ -41,15 +44,31 @@ impl Type {
             Self::Bf16 => "bf16",
             Self::E4m3 => "E4M3",
             Self::E5m2 => "E5M2",
+            Self::E2m1 => "E2M1",
         }
     }
 
-    pub(super) const fn size(self) -> usize {
+    const fn bits(self) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::E4m3 | Self::E5m2 => 1,
+            Self::F32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+            Self::E4m3 | Self::E5m2 => 8,
+            Self::E2m1 => 4,
         }
+    }
+
+    /// The bytes of `count` elements.
+    pub(super) const fn bytes(self, count: usize) -> usize {
+        (count * self.bits()).div_ceil(8)
+    }
+
+    pub(super) const fn is_fp8(self) -> bool {
+        matches!(self, Self::E4m3 | Self::E5m2)
+    }
+
+    /// Whether operands of the type have factors.
+    pub(super) const fn has_factors(self) -> bool {
+        self.is_fp8() || matches!(self, Self::E2m1)
     }
 }
 
@@ -58,6 +77,7 @@ impl From<Encoding> for Type {
         match encoding {
             Encoding::E4M3 => Self::E4m3,
             Encoding::E5M2 => Self::E5m2,
+            Encoding::E2M1 => Self::E2m1,
         }
     }
 }
@@ -65,6 +85,7 @@ impl From<Encoding> for Type {
 /// Attributes of a product's descriptor.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Attribute {
+    PointerMode = 2,
     TransposeA = 3,
     TransposeB = 4,
     Epilogue = 7,
@@ -77,6 +98,20 @@ pub(super) enum Attribute {
     BiasType = 26,
     ScaleModeA = 31,
     ScaleModeB = 32,
+}
+
+/// Where alpha and beta are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Scalars {
+    /// An alpha of 1, and beta.
+    Host { beta: f32 },
+    /// The addresses of an f32 each, for a descriptor whose pointer mode says so.
+    Device { alpha: u64, beta: u64 },
+}
+
+impl Scalars {
+    /// `cublasLtPointerMode_t`: one alpha and one beta, both on the device.
+    pub(super) const DEVICE: c_int = 1;
 }
 
 /// Attributes of a search for kernels.
@@ -324,11 +359,12 @@ impl CublasLt {
         (status == 0).then(|| unsafe { found.assume_init() }).filter(|found| found.status == 0)
     }
 
-    /// Enqueues `d = a · b + beta · c`, as the descriptor says.
+    /// Enqueues `d = alpha · a · b + beta · c`, as the descriptor says.
     ///
     /// # Safety
     /// The addresses name matrices on the device as the layouts say, the workspace has room for what the kernel needs, and
-    /// every address in the descriptor names memory of its kind; all are used on `stream` alone.
+    /// every address in the descriptor names memory of its kind; all are used on `stream` alone. `scalars` are where the
+    /// descriptor's pointer mode says.
     #[expect(clippy::too_many_arguments, reason = "cublasLtMatmul's")]
     pub(super) unsafe fn matmul(
         &self,
@@ -336,15 +372,20 @@ impl CublasLt {
         operation: Handle,
         layouts: Layouts,
         [a, b, c, d]: [u64; 4],
-        beta: f32,
+        scalars: Scalars,
         algo: &Algo,
         workspace: (u64, usize),
         stream: *mut c_void,
     ) -> Result<(), Failure> {
         let one = 1.0f32;
         let [a_layout, b_layout, c_layout, d_layout] = layouts;
-        let (alpha, beta) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&beta).cast());
-        // SAFETY: both factors are read on the host before the call returns; the caller vouches for the rest.
+        let (alpha, beta): (*const c_void, *const c_void) = match &scalars {
+            Scalars::Host { beta } => (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(beta).cast()),
+            Scalars::Device { alpha, beta } => {
+                (std::ptr::without_provenance(*alpha as usize), std::ptr::without_provenance(*beta as usize))
+            }
+        };
+        // SAFETY: factors on the host are read before the call returns; the caller vouches for the rest.
         let status = unsafe {
             (self.matmul)(
                 library,

@@ -28,10 +28,10 @@ struct Addresses {
 impl Addresses {
     fn new(product: &Product, places: &Places) -> Self {
         let only = |is_used: bool, address: u64| if is_used { address } else { 0 };
-        let (reads_fp8, writes_fp8) = (product.is_fp8(), product.out.size() == 1);
+        let (has_factors, writes_fp8) = (product.has_factors(), product.out.is_fp8());
         Self {
-            scale_a: only(reads_fp8, places.right_scale),
-            scale_b: only(reads_fp8, places.left_scale),
+            scale_a: only(has_factors, places.right_scale),
+            scale_b: only(has_factors, places.left_scale),
             scale_d: only(writes_fp8, places.out_scale),
             amax_d: only(writes_fp8, places.out_amax),
             bias: only(product.bias.is_some(), places.bias),
@@ -41,11 +41,11 @@ impl Addresses {
     /// Sets the addresses that the product has.
     fn set(&self, library: &CublasLt, operation: Handle, product: &Product) -> Result<(), Failure> {
         let set = |attribute, address: u64| library.set(operation, attribute, address);
-        if product.is_fp8() {
+        if product.has_factors() {
             set(Attribute::ScaleA, self.scale_a)?;
             set(Attribute::ScaleB, self.scale_b)?;
         }
-        if product.out.size() == 1 {
+        if product.out.is_fp8() {
             set(Attribute::ScaleD, self.scale_d)?;
             set(Attribute::AmaxD, self.amax_d)?;
         }

@@ -114,7 +114,7 @@ impl Gpu {
     ///
     /// # Safety
     /// `places` name memory of this device, used on its stream: matrices without gaps of the extents and types of
-    /// `product`, a bias of n values, factors as its layouts say, one f32 each for an output's scale and the amax.
+    /// `product`, a bias of n values, factors as its layouts say, one f32 each for an output's scale, the amax and an alpha on the device.
     pub(crate) unsafe fn matmul(&self, op: &'static str, product: &Product, places: &Places) -> Result<()> {
         self.ready()?;
         self.opened(&mut self.0.blas.lock())?.run(self, op, product, places)

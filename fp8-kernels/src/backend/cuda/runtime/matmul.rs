@@ -8,7 +8,7 @@
 //! a kernel that ignores them, so every address that a launch sets is set before the library is asked.
 
 use super::context::Context;
-use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Wish};
+use super::cublaslt::{Algo, Attribute, CublasLt, Failure, Found, Handle, Layouts, Scalars, Wish};
 use super::descriptors::Descriptors;
 use super::loader::Libraries;
 use super::product::{ALIGNMENT, FactorLayout, Places, Product};
@@ -42,6 +42,8 @@ pub(super) struct Blas {
     tuner: Tuner,
     /// The largest that a plan has asked for; the ones before stay, since captured work may still use them.
     workspace: (u64, usize),
+    /// The address of a 0 and a 1, for beta beside an alpha on the device; 0 before the first such product.
+    betas: u64,
     outgrown: Vec<u64>,
 }
 
@@ -82,7 +84,7 @@ impl Blas {
         let tuner = tuner.inspect_err(|_| library.destroy(handle))?;
         let (plans, workspace, outgrown) = (HashMap::new(), (0, 0), Vec::new());
         let refused = HashSet::new();
-        Ok(Self { library: *library, handle, plans, refused, tuner, workspace, outgrown })
+        Ok(Self { library: *library, handle, plans, refused, tuner, workspace, betas: 0, outgrown })
     }
 
     pub(super) fn run(
@@ -118,6 +120,9 @@ impl Blas {
         if self.plans.len() + self.refused.len() >= MOST_PLANS {
             self.forget_plans();
         }
+        if key.product.device_alpha {
+            self.write_betas(queue)?;
+        }
         let plan = self.plan(queue, op, key, places);
         if let Err(Error::Gemm { code: NOT_SUPPORTED, .. }) = &plan {
             self.refused.insert(*key);
@@ -130,7 +135,8 @@ impl Blas {
     ///
     /// # Safety
     /// `descriptor` and `chosen` are those of `product`, with the addresses of `places`, which name matrices of its extents
-    /// and types. The workspace has room for what the kernel needs. All of it is used on the lane's stream, in its order.
+    /// and types, and its alpha if it is on the device. The workspace has room for what the kernel needs. All of it is used on the
+    /// lane's stream, in its order.
     #[expect(clippy::too_many_arguments, reason = "what one call of the library consists of")]
     unsafe fn enqueue(
         &self,
@@ -143,13 +149,18 @@ impl Blas {
         lane: Lane,
     ) -> Result<()> {
         // In FP8 the output is no C; nothing is read there.
-        let c = match (product.out.size(), product.addend) {
-            (1, _) => 0,
+        let c = match (product.out.is_fp8(), product.addend) {
+            (true, _) => 0,
             (_, true) => places.addend,
             (_, false) => places.out,
         };
         let matrices = [places.right, places.left, c, places.out];
-        let beta = if places.accumulate || product.addend { 1.0 } else { 0.0 };
+        let adds = places.accumulate || product.addend;
+        let scalars = if product.device_alpha {
+            Scalars::Device { alpha: places.alpha, beta: self.betas + if adds { 4 } else { 0 } }
+        } else {
+            Scalars::Host { beta: if adds { 1.0 } else { 0.0 } }
+        };
         let Chosen { layouts, algo, .. } = chosen;
         let Lane { stream, workspace } = lane;
         // SAFETY: as the caller promises.
@@ -159,7 +170,7 @@ impl Blas {
                 descriptor,
                 *layouts,
                 matrices,
-                beta,
+                scalars,
                 algo,
                 workspace,
                 stream.cast(),
@@ -185,6 +196,19 @@ impl Blas {
             self.outgrown.push(address);
         }
         self.workspace = (larger, bytes);
+        Ok(())
+    }
+
+    /// Writes the values of beta to the device, unless they are there.
+    fn write_betas(&mut self, queue: &Queue) -> Result<()> {
+        if self.betas != 0 {
+            return Ok(());
+        }
+        let values = [0.0f32, 1.0];
+        let address = queue.driver_alloc(size_of_val(&values))?;
+        let written = queue.write(address, bytemuck::bytes_of(&values));
+        written.inspect_err(|_| self.outgrown.push(address))?;
+        self.betas = address;
         Ok(())
     }
 
@@ -263,8 +287,9 @@ impl Blas {
     /// Gives back all it holds; the device's context is current, and none of its work runs any more.
     pub(super) fn release(&mut self, gpu_free: impl Fn(u64)) {
         self.forget_plans();
-        let (address, _) = std::mem::take(&mut self.workspace);
-        self.outgrown.drain(..).chain((address != 0).then_some(address)).for_each(gpu_free);
+        let (workspace, _) = std::mem::take(&mut self.workspace);
+        let all = [workspace, std::mem::take(&mut self.betas)].into_iter().filter(|address| *address != 0);
+        self.outgrown.drain(..).chain(all).for_each(gpu_free);
         self.library.destroy(self.handle);
     }
 }
@@ -283,16 +308,19 @@ fn descriptor(library: &CublasLt, product: &Product) -> Result<Handle, Failure> 
 }
 
 fn describe(library: &CublasLt, operation: Handle, product: &Product) -> Result<(), Failure> {
-    let Product { left_transposed, right_transposed, factors, bias, fast, .. } = *product;
+    let Product { left_transposed, right_transposed, factors, bias, fast, device_alpha, .. } = *product;
     library.set(operation, Attribute::TransposeA, i32::from(right_transposed))?;
     library.set(operation, Attribute::TransposeB, i32::from(left_transposed))?;
-    if product.is_fp8() {
+    if product.has_factors() {
         library.set(operation, Attribute::FastAccumulation, i8::from(fast))?;
         // Libraries from before the modes do not know the attribute.
         let modes = [(Attribute::ScaleModeA, factors[1]), (Attribute::ScaleModeB, factors[0])];
         for (attribute, layout) in modes.into_iter().filter(|(_, layout)| *layout != FactorLayout::Tensor) {
             library.set(operation, attribute, layout as i32)?;
         }
+    }
+    if device_alpha {
+        library.set(operation, Attribute::PointerMode, Scalars::DEVICE)?;
     }
     if let Some(bias) = bias {
         library.set(operation, Attribute::Epilogue, BIAS)?;

@@ -16,6 +16,8 @@ mod known;
 pub(super) mod launch;
 mod loader;
 mod matmul;
+#[cfg(test)]
+mod matmul_fp4;
 mod memory;
 mod module;
 mod nvrtc;

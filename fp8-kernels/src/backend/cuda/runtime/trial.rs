@@ -236,20 +236,19 @@ impl Inputs {
 
     fn fill(&mut self, queue: &Queue, product: &Product) -> Result<()> {
         let Product { m, n, k, .. } = *product;
-        let bytes = |count: usize, kind: Type| count * kind.size();
-        let sizes = [bytes(m * k, product.left), bytes(n * k, product.right), bytes(m * n, product.out)];
+        let sizes = [product.left.bytes(m * k), product.right.bytes(n * k), product.out.bytes(m * n)];
         let l2 = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
         let l2 = queue.stream().context().attribute(l2).unwrap_or(0);
         let wanted = 2 * usize::try_from(l2).unwrap_or(0) / sizes.iter().sum::<usize>().max(1);
         let scale = queue.filled_f32(1.0, 1)?;
         let amax = queue.filled_f32(0.0, 1)?;
-        let bias = queue.zeros(DType::U8, n * product.bias.map_or(0, Type::size))?;
+        let bias = queue.zeros(DType::U8, product.bias.map_or(0, |kind| kind.bytes(n)))?;
         let [left_factors, right_factors] = [(0, m), (1, n)].map(|(side, rows)| {
-            let (dtype, count) = product.factors[side].size(rows, k);
-            match dtype {
-                // E8M0: 2 to the power of 0.
-                DType::U8 => queue.upload(&vec![127u8; count]),
-                _ => queue.filled_f32(1.0, count),
+            let factors = product.factors[side];
+            let (_, count) = factors.size(rows, k);
+            match factors.one() {
+                Some(byte) => queue.upload(&vec![byte; count]),
+                None => queue.filled_f32(1.0, count),
             }
         });
         let (left_factors, right_factors) = (left_factors?, right_factors?);
@@ -278,6 +277,7 @@ impl Inputs {
                 right_scale,
                 out_scale: scale.ptr(),
                 out_amax: amax.ptr(),
+                alpha: scale.ptr(),
                 accumulate: false,
             });
             self._buffers.extend(buffers.into_iter().chain(addend));
@@ -304,6 +304,8 @@ fn fill(queue: &Queue, buffer: &Buffer, kind: Type, seed: u64) -> Result<()> {
         Type::F16 => (0x8fff, 0x3000, 2),
         Type::E4m3 => (0x9f, 0x20, 1),
         Type::E5m2 => (0x8f, 0x30, 1),
+        // Two codes with an odd magnitude each: 1/2 to 6.
+        Type::E2m1 => (0xee, 0x11, 1),
     };
     let len = buffer.bytes().min(BLOCK);
     let block: Vec<u8> = (0..len.div_ceil(words))

@@ -222,6 +222,7 @@ mod tests {
             bias: None,
             addend: false,
             fast: true,
+            device_alpha: false,
             factors: [super::super::product::FactorLayout::Tensor; 2],
         }
     }

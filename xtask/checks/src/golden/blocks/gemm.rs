@@ -60,7 +60,7 @@ impl Case {
 }
 
 /// Compares all elements, or those at the recorded places.
-fn compare(file: &File<'_>, key: &str, got: &Tensor, tolerance: f64) -> Check {
+pub(in crate::golden) fn compare(file: &File<'_>, key: &str, got: &Tensor, tolerance: f64) -> Check {
     let want = file.elements(key, Dtype::F64, f64::from_le_bytes)?;
     let bounds = file.elements(&format!("{key}.bound"), Dtype::F32, f32::from_le_bytes)?;
     let [rows, cols] = got.shape().matrix();

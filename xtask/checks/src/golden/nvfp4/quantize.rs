@@ -1,8 +1,9 @@
-//! Copies of matrices, by the slices of fp8-format on every path.
+//! Copies of matrices, by the slices of fp8-format on every path, and by fp8-kernels.
 
 use fp8_format::philox::BlockRandom;
 use fp8_format::slice::{Codec, Nvfp4Copy, Nvfp4Options, Nvfp4Output, Path};
 use fp8_format::{Blocks, E4M3, Source};
+use fp8_kernels::Device;
 use serde::Deserialize;
 
 use crate::golden::blocks::file::{Check, Elements, File};
@@ -12,20 +13,20 @@ use crate::golden::tally::Tally;
 /// One copy. Names are those of tensors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
-    x: String,
+pub(super) struct Case {
+    pub(super) x: String,
     dtype: String,
-    block: String,
-    columnwise: bool,
-    hadamard: bool,
-    random: Option<Random>,
-    amax_bits: u32,
+    pub(super) block: String,
+    pub(super) columnwise: bool,
+    pub(super) hadamard: bool,
+    pub(super) random: Option<Random>,
+    pub(super) amax_bits: u32,
     /// Whether the amax is not that of the matrix itself.
-    amax_given: bool,
-    encode_bits: u32,
-    decode_bits: u32,
-    codes: String,
-    scales: String,
+    pub(super) amax_given: bool,
+    pub(super) encode_bits: u32,
+    pub(super) decode_bits: u32,
+    pub(super) codes: String,
+    pub(super) scales: String,
     dq: Option<String>,
     /// FNV-1a over the bits of the values.
     dq_fnv: String,
@@ -33,14 +34,25 @@ struct Case {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Random {
-    seed: String,
-    offset: String,
+pub(super) struct Random {
+    pub(super) seed: String,
+    pub(super) offset: String,
+}
+
+pub(super) fn number(text: &str) -> Check<u64> {
+    text.parse().map_err(|error| format!("{text}: {error}"))
 }
 
 pub(super) fn random(seed: &str, offset: &str) -> Check<BlockRandom> {
-    let number = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
     Ok(BlockRandom::new(number(seed)?, number(offset)?))
+}
+
+pub(super) fn blocks(name: &str) -> Check<Blocks> {
+    match name {
+        "1x16" => Ok(Blocks::B1x16),
+        "16x16" => Ok(Blocks::B16x16),
+        other => Err(format!("block {other}: expected 1x16 or 16x16")),
+    }
 }
 
 impl Case {
@@ -52,11 +64,7 @@ impl Case {
                 (true, true) => Nvfp4Copy::Hadamard,
                 (false, true) => return Err("a rowwise copy is never transformed".to_owned()),
             },
-            blocks: match &*self.block {
-                "1x16" => Blocks::B1x16,
-                "16x16" => Blocks::B16x16,
-                other => return Err(format!("block {other}: expected 1x16 or 16x16")),
-            },
+            blocks: blocks(&self.block)?,
             random: match &self.random {
                 Some(Random { seed, offset }) => Some(random(seed, offset)?),
                 None => None,
@@ -98,8 +106,10 @@ impl Case {
     }
 }
 
-pub(super) fn check(file: &File<'_>, name: &str, tally: &mut Tally) -> Check {
+pub(super) fn check(file: &File<'_>, name: &str, device: &Device, tally: &mut Tally) -> Check {
     for case in file.cases::<Case>()? {
+        let on_device = case.compare_on(file, device);
+        tally.record(&format!("nvfp4/{name} {} {} as a tensor", case.codes, case.dtype), on_device);
         let x = file.matrix(&case.x)?;
         let result = Path::available().try_for_each(|path| {
             let codec = Codec::new().on(path);

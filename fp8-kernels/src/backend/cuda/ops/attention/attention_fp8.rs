@@ -238,8 +238,9 @@ impl Kernels {
 
     fn of(&self, encoding: Encoding) -> &Backward {
         match encoding {
-            Encoding::E4M3 => &self.e4m3,
             Encoding::E5M2 => &self.e5m2,
+            // Slots with E2M1 are refused.
+            Encoding::E4M3 | Encoding::E2M1 => &self.e4m3,
         }
     }
 
