@@ -238,3 +238,15 @@ pub(crate) const fn f16_to_f32(bits: u16) -> f32 {
 pub(crate) const fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
+
+/// Returns the code of 4 bits that a byte of [`E2M1`] stands for, whose sign is bit 7 and whose NaN has the low bits of 6.
+#[inline(always)]
+pub(crate) const fn packed(byte: u8) -> u8 {
+    byte & 0x7 | (byte & 0x80) >> 4
+}
+
+/// Returns the byte of [`E2M1`] that a code of 4 bits stands for.
+#[inline(always)]
+pub(crate) const fn unpacked(code: u8) -> u8 {
+    code & 0x7 | (code & 0x8) << 4
+}

@@ -95,10 +95,9 @@ impl E2M1 {
         [Self(byte & CODE), Self(byte >> 4)]
     }
 
-    /// The code of what an encoder gave, whose sign is bit 7 and whose NaN has the low bits of 6.
     #[inline(always)]
-    pub(crate) const fn of_byte(byte: u8) -> Self {
-        Self(byte & 0x7 | (byte & 0x80) >> 4)
+    const fn of_byte(byte: u8) -> Self {
+        Self(codec::packed(byte))
     }
 
     /// Returns the nearest value, ties to even, rounded once. Overflow and infinity give ±6; NaN gives +6.
@@ -166,7 +165,7 @@ impl E2M1 {
     #[must_use]
     #[inline]
     pub const fn to_f32(self) -> f32 {
-        codec::E2M1.decode_f32(self.0 & 0x7 | (self.0 & SIGN) << 4)
+        codec::E2M1.decode_f32(codec::unpacked(self.0))
     }
 
     /// Returns the value, which is exact.
@@ -180,7 +179,7 @@ impl E2M1 {
     #[must_use]
     #[inline]
     pub const fn to_f16(self) -> f16 {
-        f16::from_bits(codec::E2M1.decode_f16(self.0 & 0x7 | (self.0 & SIGN) << 4))
+        f16::from_bits(codec::E2M1.decode_f16(codec::unpacked(self.0)))
     }
 
     /// Returns the value, which is exact.

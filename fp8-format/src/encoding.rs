@@ -2,13 +2,13 @@
 
 mod parse;
 
-use crate::{E2M1, codec};
+use crate::codec;
 use core::fmt;
 
 /// The format of a code, for formats that are known only at run time. For formats known at compile time use
-/// [`E4M3`](crate::E4M3), [`E5M2`](crate::E5M2) and [`E2M1`].
+/// [`E4M3`](crate::E4M3), [`E5M2`](crate::E5M2) and [`E2M1`](crate::E2M1).
 ///
-/// A code of E2M1 is in the low half of a byte here; memory holds two a byte ([`E2M1::pack`]).
+/// A code of E2M1 is in the low half of a byte here; memory holds two a byte ([`E2M1::pack`](crate::E2M1::pack)).
 ///
 /// ```
 /// use fp8_format::Encoding;
@@ -99,19 +99,19 @@ impl Encoding {
         match self {
             Self::E4M3 => codec::E4M3.decode_f32(code),
             Self::E5M2 => codec::E5M2.decode_f32(code),
-            Self::E2M1 => E2M1::from_bits(code).to_f32(),
+            Self::E2M1 => codec::E2M1.decode_f32(codec::unpacked(code)),
         }
     }
 
     /// Returns the nearest code, ties to even, rounded once. Overflow and infinity give NaN with the sign of `x` (E4M3) or infinity
-    /// (E5M2); NaN gives 0x7F. E2M1 has neither: see [`E2M1::from_f32`]. O(1).
+    /// (E5M2); NaN gives 0x7F. E2M1 has neither: see [`E2M1::from_f32`](crate::E2M1::from_f32). O(1).
     #[must_use]
     #[inline]
     pub const fn from_f32(self, x: f32) -> u8 {
         match self {
             Self::E4M3 => codec::E4M3.encode_f32(x, codec::E4M3.overflow),
             Self::E5M2 => codec::E5M2.encode_f32(x, codec::E5M2.overflow),
-            Self::E2M1 => E2M1::from_f32(x).to_bits(),
+            Self::E2M1 => codec::packed(codec::E2M1.encode_f32(x, codec::E2M1.max)),
         }
     }
 
@@ -123,7 +123,7 @@ impl Encoding {
         match self {
             Self::E4M3 => codec::E4M3.encode_f32(x, codec::E4M3.max),
             Self::E5M2 => codec::E5M2.encode_f32(x, codec::E5M2.max),
-            Self::E2M1 => E2M1::from_f32(x).to_bits(),
+            Self::E2M1 => codec::packed(codec::E2M1.encode_f32(x, codec::E2M1.max)),
         }
     }
 
@@ -136,7 +136,7 @@ impl Encoding {
         match self {
             Self::E4M3 => codec::E4M3.encode_f32_stochastic(x, r),
             Self::E5M2 => codec::E5M2.encode_f32_stochastic(x, r),
-            Self::E2M1 => E2M1::of_byte(codec::E2M1.encode_f32_stochastic(x, r)).to_bits(),
+            Self::E2M1 => codec::packed(codec::E2M1.encode_f32_stochastic(x, r)),
         }
     }
 

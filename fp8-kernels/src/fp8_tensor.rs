@@ -2,7 +2,7 @@
 
 mod in_place;
 mod layouts;
-mod nvfp4;
+mod packed;
 mod quantize_columnwise;
 
 use crate::backend::dispatch;
@@ -265,7 +265,7 @@ impl Fp8Tensor {
         self.layouts.first().sharing.blocks()
     }
 
-    /// How the elements share factors: those of the rowwise codes, or of the columnwise ones if they alone exist.
+    /// Returns how the elements share factors: those of the rowwise codes, or of the columnwise ones if they alone exist.
     pub(crate) fn first_sharing(&self) -> Sharing {
         self.layouts.first().sharing
     }

@@ -41,6 +41,25 @@ impl Default for Nvfp4Rule<'_> {
 ///
 /// A block of 16 elements takes one counter of Philox: see [`BlockRandom`](fp8_format::philox::BlockRandom). The rowwise copy draws from
 /// `draw`, the columnwise one from the next mask, `draw.mask(1)`.
+///
+/// ```
+/// use fp8_kernels::ops::DropoutKey;
+/// use fp8_kernels::{DropoutDraw, Nvfp4Rule, StochasticRounding, Device, Encoding, Scale, Slot, Tensor, ops};
+/// let draw = DropoutDraw::from(DropoutKey { seed: 1, offset: 0 });
+/// let (whole, cpu) = ([64, 32], Device::cpu());
+/// let dy = Tensor::from_vec((0..64 * 32).map(|i| (i as f32).sin()).collect(), whole, &cpu)?;
+/// let amax = ops::nvfp4_amax(&dy, false)?;
+/// let codes = |dy: &Tensor, origin| {
+///     let random = Some(StochasticRounding { draw: &draw, origin, whole: Some(whole) });
+///     let rule = Nvfp4Rule { amax: Some(&amax), random, ..Nvfp4Rule::default() };
+///     let slot = Slot { scale: Scale::Nvfp4(rule), ..Slot::off(Encoding::E2M1) };
+///     ops::quantize(dy, &slot)?.as_fp8().map_or(Ok(vec![]), |dy| dy.codes())
+/// };
+/// // The last rows by themselves have the codes that they have in the whole.
+/// let last = ops::rows(&dy, 48..64)?;
+/// assert_eq!(codes(&last, [48, 0])?, codes(&dy, [0, 0])?[48 * 16..]);
+/// # Ok::<(), fp8_kernels::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct StochasticRounding<'a> {
     /// The draw.
@@ -98,7 +117,7 @@ impl Nvfp4Rule<'_> {
         random.draw.check(op, device)
     }
 
-    /// How the elements of the rowwise and of the columnwise codes share factors.
+    /// Returns how the elements of the rowwise and of the columnwise codes share factors.
     pub(crate) const fn sharing(&self) -> [Sharing; 2] {
         let blocks = self.blocks;
         [Sharing::Nvfp4 { blocks, hadamard: false }, Sharing::Nvfp4 { blocks, hadamard: self.hadamard }]

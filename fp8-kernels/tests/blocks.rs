@@ -333,8 +333,8 @@ fn pairs_that_no_gemm_multiplies_are_refused() {
     );
     assert_eq!(
         error.unwrap_err().to_string(),
-        "gemm_fp8: scales of mx32 × tensor: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or 128x128, and \
-         mx32 with mx32"
+        "gemm_fp8: scales of mx32 × tensor: FP8 GEMMs take tensor or row with tensor or row, 1x128 with 1x128 or 128x128, \
+         mx32 with mx32, 1x16 with 1x16 or 16x16, and what is Hadamard-transformed with itself"
     );
 }
 

@@ -11,8 +11,8 @@ use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
 use fp8_kernels::ops::Emulation;
 use fp8_kernels::{
-    BlockRule, Cell, DType, Device, Encoding, Scale, ScalePolicy, ScaleRule, Slot, Tensor, TransposePolicy,
-    UNSET, ops,
+    BlockRule, Cell, DType, Device, Encoding, Nvfp4Rule, Scale, ScalePolicy, ScaleRule, Slot, Tensor,
+    TransposePolicy, UNSET, ops,
 };
 use std::path::Path;
 
@@ -34,6 +34,7 @@ fn lines(device: &Device) -> Vec<String> {
     }
     lines.push(products(device));
     lines.extend(block_rules().into_iter().map(|(x, w)| block_products(device, x, w)));
+    lines.push(nvfp4_products(device));
     let mut step = Step::new(device, UNSET).unwrap();
     for _ in 0..2 {
         let outcome = step.run().unwrap();
@@ -74,7 +75,7 @@ fn block_rules() -> [(BlockRule, BlockRule); 4] {
     [(row, row), (line, tile), (line, line), (mx, mx)]
 }
 
-/// Describes how the device multiplies rows, blocks of 128 with powers of two and without, and MX blocks.
+/// Describes how the device multiplies rows, blocks of 128 with powers of two and without, MX blocks, and NVFP4.
 fn ways(device: &Device) -> String {
     let way = |blocks, powers_of_two| match ops::emulation(device, Some(blocks), Some(blocks), powers_of_two)
     {
@@ -82,9 +83,10 @@ fn ways(device: &Device) -> String {
         Some(Emulation::FactorsAfter) => "after",
         Some(Emulation::Dequantized) => "exact",
         Some(Emulation::Rounded) => "rounded",
+        Some(Emulation::ScaledCodes) => "scaled",
     };
-    let (row, line, mx) = (Blocks::Row, Blocks::B1x128, Blocks::Mx32);
-    [way(row, false), way(line, true), way(line, false), way(mx, true)].join(",")
+    let (row, line, mx, four) = (Blocks::Row, Blocks::B1x128, Blocks::Mx32, Blocks::B1x16);
+    [way(row, false), way(line, true), way(line, false), way(mx, true), way(four, false)].join(",")
 }
 
 /// A Linear's three products with scales for rows or blocks; exact, as values are small integers times powers of two.
@@ -108,6 +110,32 @@ fn block_products(device: &Device, rule: BlockRule, w_rule: BlockRule) -> String
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
     ops::wgrad(&dy.for_backward(), &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
     format!("{rule:?} {:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
+}
+
+/// A Linear's three products in NVFP4; exact, as values are codes times scales of their tiles, and the largest is 2688.
+fn nvfp4_products(device: &Device) -> String {
+    let quantized = |shape @ [rows, cols]: [usize; 2], blocks, seed: usize| {
+        let value = |i: usize| {
+            let (row, col) = (i / cols, i % cols);
+            let scale = [448.0, 224.0, 112.0][(row / 16 + col / 16) % 3];
+            // Each block has a 6, along rows and along columns.
+            let code = if row % 16 == col % 16 { 7 } else { (i * 7 + seed * 5) % 8 };
+            Encoding::E2M1.to_f32(code as u8) * scale * if (i + seed) % 3 == 0 { -1.0 } else { 1.0 }
+        };
+        let x = Tensor::from_vec((0..rows * cols).map(value).collect(), shape, device).unwrap();
+        let scale = Scale::Nvfp4(Nvfp4Rule { blocks, ..Nvfp4Rule::default() });
+        ops::quantize(&x, &Slot { scale, columnwise: true, ..Slot::off(Encoding::E2M1) }).unwrap()
+    };
+    let (m, n, k) = (32, 48, 80);
+    let x = quantized([m, k], Blocks::B1x16, 1);
+    let w = quantized([n, k], Blocks::B16x16, 2);
+    let dy = quantized([m, n], Blocks::B1x16, 3);
+    let bias = Tensor::full(0.5, [n], DType::BF16, device).unwrap();
+    let y = ops::fprop(&x, &w, Some(&bias), DType::BF16, ops::Accumulation::Split).unwrap();
+    let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).unwrap();
+    let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
+    ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
+    format!("NVFP4 {:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
 }
 
 /// Quantizes for forward and backward, and reads every view of the codes.
@@ -160,12 +188,12 @@ fn every_architecture_gives_the_bits_of_the_cpu() {
     assert_eq!(cpu[1..], made[1..]);
     // The last two have a cuBLAS from before the scale modes.
     let devices = [
-        ("89", "130100", "after,exact,rounded,exact"),
-        ("90", "120900", "native,native,native,exact"),
-        ("100", "130100", "after,native,rounded,native"),
-        ("120", "120800", "after,native,rounded,native"),
-        ("90", "120805", "after,exact,rounded,exact"),
-        ("100", "120600", "after,exact,rounded,exact"),
+        ("89", "130100", "after,exact,rounded,exact,scaled"),
+        ("90", "120900", "native,native,native,exact,scaled"),
+        ("100", "130100", "after,native,rounded,native,native"),
+        ("120", "120800", "after,native,rounded,native,native"),
+        ("90", "120805", "after,exact,rounded,exact,scaled"),
+        ("100", "120600", "after,exact,rounded,exact,scaled"),
     ];
     let devices = devices.map(|(arch, version, ways)| {
         let variables = [("FP8_SIM_ARCH", Path::new(arch)), ("FP8_SIM_CUBLAS", Path::new(version))];

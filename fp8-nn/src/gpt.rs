@@ -3,6 +3,7 @@
 mod blocks;
 mod evaluate;
 mod head;
+mod high_precision;
 mod loss;
 mod options;
 

@@ -29,6 +29,6 @@ pub use fp8_kernels::{MemoryKind, MemoryReport};
 pub use fp8_recipe::{
     Advice, AmaxComputeAlgo, AmaxGroup, AutocastOptions, Backward, BlockScaling, CurrentScaling,
     CustomRecipe, DelayedScaling, DelayedWgrad, Direction, Format, Forward, GemmSlots, GradientSink,
-    Granularity, Mxfp8, Origin, QParams, QParamsByRole, Quantizer, Recipe, Scaling, ScalingFactorComputeAlgo,
-    SlotName, SlotReport, SlotRole, SlotTrace, SlotUpdate, Slots, Snapshot,
+    Granularity, Mxfp8, Nvfp4, Origin, QParams, QParamsByRole, Quantizer, Recipe, Scaling,
+    ScalingFactorComputeAlgo, SlotName, SlotReport, SlotRole, SlotTrace, SlotUpdate, Slots, Snapshot,
 };

@@ -12,7 +12,7 @@ use ptx_interp::{Module, splitmix64};
 
 const SIZES: [[usize; 2]; 5] = [[1, 1], [16, 16], [33, 50], [128, 192], [130, 257]];
 
-/// Where blocks take their random bytes from: seed, offset; first and step of the copy as stored and of its transpose.
+/// The random bytes of blocks: seed, offset; first and step of the copy as stored and of its transpose.
 const SEED: u64 = 0x0123_4567_89AB_CDEF;
 const OFFSET: u64 = u64::MAX - 40;
 const FIRST: [u64; 2] = [3, 1 << 33];
@@ -168,7 +168,7 @@ fn tiles([rows, cols]: [usize; 2]) -> u32 {
     (rows.div_ceil(128) * cols.div_ceil(64)) as u32
 }
 
-/// What is asked of one launch.
+/// One launch.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     size: [usize; 2],
@@ -176,7 +176,7 @@ struct Call {
     tiles: bool,
     hadamard: bool,
     stochastic: bool,
-    /// Which copies: rowwise, columnwise.
+    /// The copies that are made: rowwise, columnwise.
     copies: [bool; 2],
     /// The part of the amaxes that is given.
     given: f32,

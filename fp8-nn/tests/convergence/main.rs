@@ -13,6 +13,7 @@
 )]
 
 mod moments;
+mod nvfp4;
 mod training;
 mod verdict;
 

@@ -126,7 +126,7 @@ impl Policy for Nvfp4 {
         SPLIT_BY_DEFAULT
     }
 
-    /// Of reports: the factor of a tensor.
+    /// The rule of the scale that reports show: the factor of a tensor.
     fn rule(&self, _: SlotRole) -> ScaleRule {
         ScaleRule::Current { fp8_max: 6.0 * 448.0, epsilon: 0.0, power_2_scales: false }
     }

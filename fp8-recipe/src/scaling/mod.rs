@@ -223,7 +223,10 @@ impl Scaling {
         let scale = match (domain.policy.state(), mode) {
             _ if !settings.enabled => Scale::Off,
             (None, _) => match domain.policy.scale(name.role(), first) {
-                Scale::Nvfp4(rule) => Scale::Nvfp4(Nvfp4Rule { random: self.rounding(), ..rule }),
+                // What was drawn is for this slot: others, as those of a replay, are rounded to nearest.
+                Scale::Nvfp4(rule) if domain.policy.rounds_stochastically(name.role()) => {
+                    Scale::Nvfp4(Nvfp4Rule { random: self.rounding(), ..rule })
+                }
                 scale => scale,
             },
             (Some(_), Mode::Replay { outcome, .. }) => {

@@ -2,8 +2,8 @@
 
 use crate::every_device::support::message;
 use fp8_recipe::{
-    AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Granularity, QParams, QParamsByRole, Recipe,
-    ScalingFactorComputeAlgo,
+    AmaxComputeAlgo, CurrentScaling, DelayedScaling, Format, Granularity, Nvfp4, QParams, QParamsByRole,
+    Recipe, ScalingFactorComputeAlgo,
 };
 
 fn details(recipe: &Recipe) -> String {
@@ -90,11 +90,37 @@ fn no_option_of_any_recipe_is_left_out() {
         assert_eq!(details(&plain), details(&preset));
         let error = message(Recipe::from_toml(&format!("recipe = {name:?}\nnonsense = 1")));
         let known = error.split_once(" are ").unwrap().1;
+        // Another name of what an option says.
+        let known = known.replace(", backward_override", "");
         assert_eq!(known.split(", ").collect::<Vec<_>>().len(), fields(&preset).len(), "{error}");
         for field in fields(&preset) {
             assert!(known.split(", ").any(|option| option == field), "{field}: {error}");
         }
     }
+}
+
+#[test]
+fn nvfp4_has_transformer_engines_switches() {
+    let text = "recipe = \"nvfp4\"\ndisable_rht = true\ndisable_stochastic_rounding = true\ndisable_2d_quantization = true";
+    let all = Nvfp4 {
+        disable_rht: true,
+        disable_stochastic_rounding: true,
+        disable_2d_quantization: true,
+        ..Nvfp4::default()
+    };
+    assert_eq!(details(&Recipe::from_toml(text).unwrap()), details(&all.into()));
+    let backward = "recipe = \"nvfp4\"\nbackward_override = \"high_precision\"";
+    let high = Nvfp4 { override_linear_precision: (false, true, true), ..Nvfp4::default() };
+    assert_eq!(details(&Recipe::from_toml(backward).unwrap()), details(&high.into()));
+    let error = message(Recipe::from_toml("recipe = \"nvfp4\"\nbackward_override = \"dequantized\""));
+    assert!(error.contains("expected \"high_precision\" (\"dequantized\""), "{error}");
+    // Its format is its own.
+    let error =
+        message(Recipe::from_toml("recipe = \"current\"\nfp8_format = \"e2m1\"").and_then(|recipe| {
+            recipe.validate()?;
+            Ok(recipe)
+        }));
+    assert!(error.contains("use the recipe nvfp4"), "{error}");
 }
 
 #[test]

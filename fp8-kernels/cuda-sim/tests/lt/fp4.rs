@@ -216,6 +216,22 @@ fn every_product_takes_alpha_from_the_device() {
 }
 
 #[test]
+fn a_kernel_is_for_one_pointer_mode() {
+    let rig = device("100", "130100");
+    let lab = Lab::new(&rig);
+    let product = Product::new(&lab, case(SIZES[0], BF16));
+    let (operation, case) = (product.operation, &product.case);
+    let found = lab.heuristics_of(operation, case).unwrap();
+    let check = || lab.check_of(operation, case, &found[0].algo).err();
+    assert_eq!(check(), None);
+    assert_eq!(lab.set(operation, 2, &1i32.to_le_bytes()), 0);
+    assert_eq!(check(), Some(NOT_SUPPORTED));
+    drop(product);
+    drop(lab);
+    rig.finish();
+}
+
+#[test]
 fn places_of_alpha_and_beta_are_checked() {
     let rig = device("100", "130100");
     let lab = Lab::new(&rig);

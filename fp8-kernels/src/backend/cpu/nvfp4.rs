@@ -91,8 +91,8 @@ fn numbers(random: &StochasticRounding<'_>, matrix: [usize; 2], columnwise: bool
     Ok(BlockRandom::new(seed, offset).part(first, step))
 }
 
-/// What the rowwise codes saturated, and what became 0, be it by its code or by the scale of its block. Blocks with a NaN count their
-/// NaNs alone.
+/// Counts the values that the rowwise codes saturated, and those that became 0, be it by their codes or by the scale of their block.
+/// Blocks with a NaN count their NaNs alone.
 fn count<T: Float>(
     data: &[T],
     [rows, cols]: [usize; 2],

@@ -27,6 +27,7 @@ mod lora;
 mod loss_scaler;
 mod modes;
 mod moments;
+mod nvfp4;
 mod old_checkpoints;
 mod optimizer;
 mod optimizers;

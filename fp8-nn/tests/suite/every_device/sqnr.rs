@@ -1,6 +1,6 @@
 //! Checks the SQNR of the codes of every layer's tensors, as the scope measures it.
 
-use super::support::{bits, block, delayed, noise, parameter_bits, recipes};
+use super::support::{bits, block, delayed, is_nvfp4, noise, parameter_bits, recipes};
 use fp8_nn::prelude::*;
 
 #[test]
@@ -29,7 +29,8 @@ fn every_slot_is_measured_under_every_recipe_and_no_bit_changes() {
         let mut slots = 0;
         for report in measured.3.iter().filter(|report| report.elements > 0) {
             let sqnr = report.sqnr.unwrap_or_else(|| panic!("{recipe:?}: {report} was not measured"));
-            assert!((23.0..40.0).contains(&sqnr), "{recipe:?}: {report}");
+            let least = if is_nvfp4(&recipe) { 17.0 } else { 23.0 };
+            assert!((least..40.0).contains(&sqnr), "{recipe:?}: {report}");
             slots += 1;
         }
         assert!(slots >= 10, "{recipe:?}: {slots}"); // four Linears of three tensors; by_name leaves some out

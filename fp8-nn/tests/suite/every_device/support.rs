@@ -177,6 +177,11 @@ pub(crate) fn recipes() -> Vec<Recipe> {
     named.chain(others).collect()
 }
 
+/// Returns whether a recipe has codes of 4 bits, which err more and are not stored.
+pub(crate) fn is_nvfp4(recipe: &Recipe) -> bool {
+    recipe.options::<Nvfp4>().is_some()
+}
+
 pub(crate) fn off() -> AutocastOptions {
     AutocastOptions { enabled: false, ..Default::default() }
 }

@@ -14,6 +14,7 @@ fn value(code: u8, encoding: Encoding) -> f64 {
     match encoding {
         Encoding::E4M3 => E4M3::from_bits(code).to_f32().into(),
         Encoding::E5M2 => E5M2::from_bits(code).to_f32().into(),
+        Encoding::E2M1 => encoding.to_f32(code).into(),
     }
 }
 

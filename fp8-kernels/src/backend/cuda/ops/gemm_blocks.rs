@@ -6,23 +6,15 @@
 use super::blocks::blocks_number;
 use super::cublaslt::Type;
 use super::emulation::Way;
-use super::gemm::{self, Term, address, adds_to_fp8, finish, finish_into, type_of};
+use super::gemm;
 use super::gemm_nvfp4;
+use super::gemm_place::{NOT_SUPPORTED, Place, finish_rows, run};
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
-use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
+use super::{Buffer, Gpu, Grid, In, Out, kernels};
 use crate::fp8_tensor::{Layout, Sharing};
-use crate::ops::{self, Emulation, Terms, Update};
+use crate::ops::{self, Emulation};
 use crate::{DType, Error, Fp8Tensor, Result, Tensor};
-
-/// `CUBLAS_STATUS_NOT_SUPPORTED`: no kernel for a product.
-pub(super) const NOT_SUPPORTED: i32 = 15;
-
-/// The destination of the sums.
-pub(super) enum Place<'a> {
-    New { terms: Terms<'a>, dtype: DType },
-    Into(&'a Buffer, Update),
-}
 
 /// The product of operands of which at least one has factors for rows or blocks; all extents are greater than 0. Returns the
 /// new output.
@@ -154,98 +146,6 @@ impl Operands {
             device_alpha: false,
         }
     }
-}
-
-/// The library's product and what it cannot do: a bias that it would round, the output without padding. `product` has an output in
-/// f32, which may be another one in the end; `[m, n]` are the extents without padding.
-pub(super) fn run(
-    gpu: &Gpu,
-    op: &'static str,
-    product: Product,
-    places: Places,
-    [m, n]: [usize; 2],
-    out: &Place<'_>,
-) -> Result<Option<Buffer>> {
-    let is_padded = [product.m, product.n] != [m, n];
-    match out {
-        Place::Into(y, update) => {
-            let sums =
-                is_padded.then(|| gpu.alloc(DType::F32, product.m.saturating_mul(product.n))).transpose()?;
-            let accumulate = !is_padded && *update == Update::Add;
-            let places = Places { out: sums.as_ref().unwrap_or(y).ptr(), accumulate, ..places };
-            // SAFETY: operands and factors of the product's extents, types and layouts, an f32 output of them.
-            unsafe { gpu.matmul(op, &product, &places) }?;
-            if let Some(sums) = sums {
-                finish_into(gpu, &sums, product.n, y, [m, n], *update)?;
-            }
-            Ok(None)
-        }
-        Place::New { terms, dtype } => {
-            let is_direct = !is_padded && adds_to_fp8(terms, *dtype);
-            let kind = if is_direct { *dtype } else { DType::F32 };
-            let own = if is_direct { *terms } else { Terms::default() };
-            let product = Product {
-                out: type_of(kind),
-                addend: own.addend.is_some(),
-                bias: own.bias.map(|bias| type_of(bias.dtype())),
-                ..product
-            };
-            let y = gpu.alloc(kind, product.m.saturating_mul(product.n))?;
-            let (addend, bias) = (address(op, own.addend)?, address(op, own.bias)?);
-            let places = Places { out: y.ptr(), addend, bias, ..places };
-            // SAFETY: operands and factors of the product's extents, types and layouts, an output made for it, an addend of
-            // its type and extents, a bias of n values.
-            unsafe { gpu.matmul(op, &product, &places) }?;
-            if is_direct {
-                return Ok(Some(y));
-            }
-            finish(gpu, op, &y, product.n, terms, [m, n], *dtype).map(Some)
-        }
-    }
-}
-
-/// Multiplies sums, in rows `ld` apart, by a factor for each row of the left operand and for each of the right one, or by the only
-/// one, and adds the terms.
-pub(super) fn finish_rows(
-    gpu: &Gpu,
-    op: &'static str,
-    (sums, ld): (&Buffer, usize),
-    [(a, one_a), (b, one_b)]: [(In<f32>, bool); 2],
-    [m, n]: [usize; 2],
-    out: &Place<'_>,
-) -> Result<Option<Buffer>> {
-    let (new, terms, add) = match out {
-        Place::New { terms, dtype } => (Some(gpu.alloc(*dtype, m * n)?), *terms, false),
-        Place::Into(_, update) => (None, Terms::default(), *update == Update::Add),
-    };
-    let y = match (&new, out) {
-        (Some(new), _) => new,
-        (None, Place::Into(y, _)) => y,
-        (None, Place::New { .. }) => sums,
-    };
-    let (addend, bias) = (Term::new(op, terms.addend)?, Term::new(op, terms.bias)?);
-    let kernel = gpu.load(kernels::GEMM_FINISH_ROWS)?;
-    let args = kernels::GemmFinishRows {
-        x: In::f32(sums),
-        ld: ld as u64,
-        a,
-        one_a: one_a.into(),
-        b,
-        one_b: one_b.into(),
-        addend: In::void(addend.buffer),
-        bias: In::void(bias.buffer),
-        y: Out::void(y),
-        n: (m * n) as u64,
-        cols: n as u64,
-        addend_type: addend.dtype,
-        bias_type: bias.dtype,
-        y_type: dtype_number(y.dtype()),
-        add: add.into(),
-    };
-    // SAFETY: the sums have at least m rows of ld ≥ n f32, a and b a factor for each row and column or one, y m · n
-    // elements of its type, f32 where it is added to, an addend m · n, the bias n.
-    unsafe { kernel.launch(gpu, Grid::strided(gpu, (m * n) as u64), &args) }?;
-    Ok(new)
 }
 
 /// Values of k in a block of factors, as codes are padded for the library.

@@ -2,11 +2,11 @@
 
 use super::cublaslt::Type;
 use super::gemm::{address, adds_to_fp8, finish, finish_into, no_products, no_products_into, type_of};
-use super::gemm_blocks;
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};
 use super::slot::{self, DeviceScale, Output};
 use super::{Buffer, Gpu, Grid, In, Out, kernels};
+use super::{gemm_blocks, gemm_place};
 use crate::ops::{self, Accumulation, Terms, Update, product_then_quantize};
 use crate::{DType, Encoding, Fp8Tensor, Operand, Result, Scale, Slot, Tensor, TransposePolicy};
 
@@ -27,7 +27,7 @@ pub(crate) fn gemm_fp8(
         return no_products(gpu, op, &terms, [m, n], dtype).map(tensor);
     }
     if has_blocks(a, b) {
-        let out = gemm_blocks::Place::New { terms, dtype };
+        let out = gemm_place::Place::New { terms, dtype };
         // A new output was asked for, so there is one.
         return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out)?
             .map_or_else(|| Tensor::zeros(shape, dtype, a.device()), |y| Ok(tensor(y)));
@@ -73,7 +73,7 @@ pub(crate) fn gemm_fp8_into(
         return no_products_into(gpu, out, update);
     }
     if has_blocks(a, b) {
-        let out = gemm_blocks::Place::Into(out, update);
+        let out = gemm_place::Place::Into(out, update);
         return gemm_blocks::product(gpu, op, [a, b], [m, n, k], &out).map(|_| ());
     }
     let operands = Operands::new(gpu, op, a, b)?;

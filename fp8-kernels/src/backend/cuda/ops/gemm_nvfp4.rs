@@ -3,7 +3,7 @@
 
 use super::cublaslt::Type;
 use super::gemm;
-use super::gemm_blocks::{NOT_SUPPORTED, Place, finish_rows, run};
+use super::gemm_place::{NOT_SUPPORTED, Place, finish_rows, run};
 use super::nvfp4::{factors, has_tiles};
 use super::padding::{MULTIPLE, padded};
 use super::product::{FactorLayout, Places, Product};

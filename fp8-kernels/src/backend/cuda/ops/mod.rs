@@ -22,6 +22,7 @@ pub(crate) mod gemm;
 mod gemm_blocks;
 pub(crate) mod gemm_fp8;
 mod gemm_nvfp4;
+mod gemm_place;
 pub(crate) mod grad_norm;
 mod kernels;
 pub(crate) mod kv_cache;

@@ -163,7 +163,7 @@ pub(super) fn factors<'l>(op: &'static str, layout: &'l Layout) -> Result<&'l Bu
     layout.tensor_scale.as_ref().unwrap_or(&layout.scale_inv).cuda(op)
 }
 
-/// How kernels know blocks: 0 for 1 × 16, 1 for 16 × 16.
+/// The number by which kernels know blocks: 0 for 1 × 16, 1 for 16 × 16.
 pub(super) fn has_tiles(layout: &Layout) -> i32 {
     i32::from(layout.sharing.blocks() == Some(Blocks::B16x16))
 }

@@ -100,7 +100,7 @@ pub(super) enum Attribute {
     ScaleModeB = 32,
 }
 
-/// Where alpha and beta are.
+/// The places of alpha and beta.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scalars {
     /// An alpha of 1, and beta.

@@ -1,0 +1,125 @@
+//! Checks layers in NVFP4: how far they are from high precision, what they draw, and what they refuse.
+
+use super::support::{bits, block, device, error, grads, linear, noise, off, relative_rms, step, values};
+use fp8_nn::fp8_recipe::{DropoutProgress, Nvfp4};
+use fp8_nn::prelude::*;
+
+const PLAIN: Nvfp4 = Nvfp4 {
+    disable_rht: true,
+    disable_stochastic_rounding: true,
+    disable_2d_quantization: true,
+    override_linear_precision: (false, false, false),
+};
+
+/// The relative errors of y, dx and dw of a Linear on normal data.
+fn errors(recipe: Nvfp4) -> [f64; 3] {
+    let run = |recipe: Option<Nvfp4>| {
+        let options = if recipe.is_some() { AutocastOptions::default() } else { off() };
+        let mut fc = linear("fc", 128, 96, 1);
+        let weight = noise([96, 128], 7);
+        parameters_mut(&mut fc).swap_remove(0).set(weight).unwrap();
+        let mut scaling = Scaling::new(&fc, &device()).unwrap();
+        let recipe = recipe.unwrap_or_default().into();
+        let (x, dy) = (noise([4, 64, 128], 2), noise([4, 64, 96], 3));
+        let (y, dx) = step(&mut scaling, &recipe, &options, &mut fc, &x, &dy).unwrap();
+        [values(&y), values(&dx), grads(&fc).swap_remove(0).1]
+    };
+    let (want, got) = (run(None), run(Some(recipe)));
+    std::array::from_fn(|i| relative_rms(&want[i], &got[i]))
+}
+
+#[test]
+fn a_linear_is_as_far_from_high_precision_as_its_rules_say() {
+    let nearest = Nvfp4 { disable_stochastic_rounding: true, ..Nvfp4::default() };
+    for (recipe, bounds) in [
+        (Nvfp4::default(), [0.12..=0.16, 0.12..=0.19, 0.12..=0.19]),
+        (nearest, [0.12..=0.16, 0.12..=0.16, 0.12..=0.16]),
+        (PLAIN, [0.12..=0.15, 0.12..=0.15, 0.12..=0.15]),
+    ] {
+        let found = errors(recipe);
+        for ((found, bounds), what) in found.iter().zip(bounds).zip(["y", "dx", "dw"]) {
+            assert!(bounds.contains(found), "{recipe:?}: {what} is off by {found:.3}, not {bounds:?}");
+        }
+    }
+    // High precision in backward alone.
+    let backward = Nvfp4 { override_linear_precision: (false, true, true), ..Nvfp4::default() };
+    let [y, dx, dw] = errors(backward);
+    assert!((0.12..=0.16).contains(&y) && dx < 1e-6 && dw < 1e-6, "{y} {dx} {dw}");
+}
+
+/// y, dx and all gradients of a block, twice, and how many keys were drawn.
+fn run_block(recipe: &Recipe, seed: u64) -> (Vec<Vec<u32>>, Option<DropoutProgress>) {
+    let mut model = block("block", 1);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    scaling.set_dropout_seed(seed).unwrap();
+    let mut out = Vec::new();
+    for _ in 0..2 {
+        let (x, dy) = (noise([2, 16, 32], 2), noise([2, 16, 32], 3));
+        let (y, dx) = step(&mut scaling, recipe, &AutocastOptions::default(), &mut model, &x, &dy).unwrap();
+        out.extend([bits(&y), bits(&dx)]);
+    }
+    (out, scaling.state().unwrap().dropout)
+}
+
+#[test]
+fn only_gradients_draw_and_each_step_draws_anew() {
+    let recipe = Recipe::from(Nvfp4::default());
+    let (first, drawn) = run_block(&recipe, 5);
+    assert_eq!(drawn, Some(DropoutProgress { seed: 5, scopes: 2 }), "a key for each backward scope");
+    assert_eq!((first.clone(), drawn), run_block(&recipe, 5));
+    assert!(first[0] == first[2] && first[1] != first[3], "y is rounded to nearest, dx is not");
+    let (other, _) = run_block(&recipe, 6);
+    assert!(first[0] == other[0] && first[1] != other[1]);
+    let nearest = Nvfp4 { disable_stochastic_rounding: true, ..Nvfp4::default() };
+    let (nearest, _) = run_block(&nearest.into(), 5);
+    assert_eq!(nearest[..2], nearest[2..]);
+}
+
+#[test]
+fn a_resumed_training_goes_on_with_the_numbers_that_would_follow() {
+    let recipe = Recipe::from(Nvfp4::default());
+    let (x, dy) = (noise([2, 16, 32], 2), noise([2, 16, 32], 3));
+    let mut model = linear("fc", 32, 32, 1);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    scaling.set_dropout_seed(9).unwrap();
+    let mut steps = |scaling: &mut Scaling, count: usize| {
+        let one =
+            |_| bits(&step(scaling, &recipe, &AutocastOptions::default(), &mut model, &x, &dy).unwrap().1);
+        (0..count).map(one).collect::<Vec<_>>()
+    };
+    steps(&mut scaling, 1);
+    let state = scaling.state().unwrap();
+    let want = steps(&mut scaling, 2);
+    let fc = linear("fc", 32, 32, 1);
+    let mut again = Scaling::new(&fc, &device()).unwrap();
+    again.load_state(&state).unwrap();
+    // The layer belongs to the first one's slots: the second has the same names.
+    assert_eq!(again.state().unwrap().dropout, state.dropout);
+    scaling.load_state(&state).unwrap();
+    assert_eq!(steps(&mut scaling, 2), want);
+}
+
+#[test]
+fn attention_and_norms_stay_in_high_precision() {
+    let model = super::support::gpt(1);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    scaling.set_counting(true);
+    let mut cx = scaling.autocast(&Nvfp4::default().into()).unwrap();
+    model.forward(&mut cx, &super::support::ids([2, 8], 8, 1)).unwrap();
+    cx.commit().unwrap();
+    let reports = scaling.slot_reports().unwrap();
+    let ran: Vec<_> = reports.iter().filter(|report| report.elements > 0).collect();
+    for report in &ran {
+        let layer = ["qkv", "proj", "fc1", "fc2"].iter().any(|name| report.name.contains(name));
+        assert!(layer, "{report}");
+    }
+    assert!(ran.len() >= 8, "{ran:?}");
+}
+
+#[test]
+fn weights_are_not_stored_in_it() {
+    let mut fc = linear("fc", 32, 32, 1);
+    let text = error(quantize_weights(&mut fc, &Nvfp4::default().into()));
+    assert!(text.contains("weights are stored in FP8, not in NVFP4"), "{text}");
+    assert!(fc.weight().fp8().is_none());
+}
