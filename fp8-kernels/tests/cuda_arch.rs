@@ -120,7 +120,7 @@ fn nvfp4_products(device: &Device) -> String {
             let scale = [448.0, 224.0, 112.0][(row / 16 + col / 16) % 3];
             // Each block has a 6, along rows and along columns.
             let code = if row % 16 == col % 16 { 7 } else { (i * 7 + seed * 5) % 8 };
-            Encoding::E2M1.to_f32(code as u8) * scale * if (i + seed) % 3 == 0 { -1.0 } else { 1.0 }
+            Encoding::E2M1.to_f32(code as u8) * scale * if (i + seed).is_multiple_of(3) { -1.0 } else { 1.0 }
         };
         let x = Tensor::from_vec((0..rows * cols).map(value).collect(), shape, device).unwrap();
         let scale = Scale::Nvfp4(Nvfp4Rule { blocks, ..Nvfp4Rule::default() });

@@ -4,6 +4,10 @@ use crate::{Result, Shape, Tensor};
 use fp8_format::Blocks;
 
 /// The layouts that exist: at least one.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "tensors are few, and a box would cost each quantization an allocation"
+)]
 #[derive(Clone)]
 pub(super) enum Layouts {
     Rowwise(Layout),

@@ -585,10 +585,7 @@ fn refuses(device: &Device) -> Outcome {
 
     let bytes = |len: usize| Tensor::from_vec(vec![0u8; len], [len], device);
     let one = Tensor::full(1.0, [1], DType::F32, device)?;
-    refused(
-        Fp8Tensor::from_codes(bytes(4)?, [2, 2], Encoding::E2M1, one.clone()),
-        "use Fp8Tensor::from_nvfp4",
-    )?;
+    refused(Fp8Tensor::from_codes(bytes(4)?, [2, 2], Encoding::E2M1, one), "use Fp8Tensor::from_nvfp4")?;
     let made = |codes: usize, scales: usize, blocks| {
         Fp8Tensor::from_nvfp4(bytes(codes)?, [2, 20], blocks, bytes(scales)?, TensorScale::from_encode(1.0))
     };

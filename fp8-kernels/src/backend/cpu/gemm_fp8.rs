@@ -55,6 +55,7 @@ pub(crate) fn gemm_fp8_into(
 }
 
 /// Both operands as the product reads them.
+#[expect(clippy::large_enum_variant, reason = "one a product, and a box would cost an allocation")]
 enum Operands<'t> {
     Fp8([&'t Fp8Tensor; 2], Vectors),
     /// Their layouts along k, and k.
