@@ -18,7 +18,7 @@ pub(crate) struct ModelOptions {
     pub(crate) model: PathBuf,
     /// The quantization of weights and inputs: checkpoint (as the folder says: its FP8 weights, and inputs as vLLM
     /// quantizes them), off (FP8 weights are dequantized, inputs are not quantized), or quantized again (after dequantizing
-    /// FP8 weights) with current, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed (which has no history here and
+    /// FP8 weights) with current, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, nvfp4, delayed (which has no history here and
     /// computes like current), te-v0 (whose scales are all 1 without a history), or a file *.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "checkpoint", value_parser = RecipeName::parse)]
     recipe: RecipeName,

@@ -62,10 +62,9 @@ impl BlockRule {
             Self::F32(scaling) if scaling.blocks == Blocks::Mx32 => {
                 (scaling.blocks, "MX blocks have E8M0 scales: use BlockRule::Mx")
             }
-            Self::F32(scaling) if scaling.blocks.is_fp4() => (
-                scaling.blocks,
-                "NVFP4 blocks have E4M3 scales and 4-bit elements: use fp8_format::slice::quantize_nvfp4",
-            ),
+            Self::F32(scaling) if scaling.blocks.is_fp4() => {
+                (scaling.blocks, "NVFP4 blocks have E4M3 scales and 4-bit elements: use Scale::Nvfp4")
+            }
             Self::RowsThenTensor(scaling) if scaling.blocks != Blocks::Row => {
                 (scaling.blocks, "BlockRule::RowsThenTensor has a scale for each row: use Blocks::Row")
             }

@@ -273,15 +273,14 @@ fn rows_have_scales_and_the_transpose_has_one() {
 }
 
 #[test]
-fn blocks_of_four_bits_are_refused() {
+fn blocks_of_four_bits_have_a_rule_and_a_constructor_of_their_own() {
     let x = Tensor::zeros([2, 32], DType::F32, &Device::cpu()).unwrap();
     for blocks in [Blocks::B1x16, Blocks::B16x16] {
         let slot = Slot { scale: Scale::Blocks(f32_rule(blocks, false)), ..Slot::off(Encoding::E4M3) };
         assert_eq!(
             ops::quantize(&x, &slot).unwrap_err().to_string(),
             format!(
-                "quantize: blocks = {blocks}: NVFP4 blocks have E4M3 scales and 4-bit elements: use \
-                 fp8_format::slice::quantize_nvfp4"
+                "quantize: blocks = {blocks}: NVFP4 blocks have E4M3 scales and 4-bit elements: use Scale::Nvfp4"
             )
         );
         let codes = Tensor::from_vec(vec![0u8; 64], [2, 32], &Device::cpu()).unwrap();
@@ -289,11 +288,10 @@ fn blocks_of_four_bits_are_refused() {
         assert_eq!(
             Fp8Tensor::from_blocks(codes, [2, 32], Encoding::E4M3, blocks, scales).unwrap_err().to_string(),
             format!(
-                "from_blocks: blocks = {blocks}: these tensors hold FP8, a code a byte: dequantize 4-bit codes with \
-                 fp8_format::slice::dequantize_nvfp4"
+                "from_blocks: blocks = {blocks}: these blocks have codes of 4 bits and a factor for the tensor: use \
+                 Fp8Tensor::from_nvfp4"
             )
         );
-        assert!(!ops::can_multiply(Some(blocks), Some(blocks)));
     }
 }
 

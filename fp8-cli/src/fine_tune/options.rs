@@ -152,7 +152,7 @@ pub(crate) struct FineTune {
     #[arg(long, value_name = "PATTERN", num_args = 1.., action = ArgAction::Append)]
     pub(crate) freeze: Vec<String>,
 
-    /// The recipe of the blocks: current, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, delayed, te-v0, none (high precision), or a file
+    /// The recipe of the blocks: current, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, nvfp4, delayed, te-v0, none (high precision), or a file
     /// *.toml [default: current; beside an adapter that of an FP8 model's files]
     #[arg(long, value_name = "NAME|FILE.toml", value_parser = recipe_name)]
     pub(crate) recipe: Option<RecipeName>,

@@ -156,7 +156,7 @@ pub(crate) struct Settings {
     pub(crate) dtype: Dtype,
 
     /// FP8 scaling: delayed (from a history of amaxes), current (from each tensor), te-v0, rowwise, rowwise-gw-hp, block,
-    /// deepseek or mxfp8 (scales for rows or blocks), none (no FP8 training), or a file with a recipe and its options for all tensors or for some: see fp8-cli/src/train/recipe.toml
+    /// deepseek or mxfp8 (scales for rows or blocks), nvfp4 (4 bits), none (no FP8 training), or a file with a recipe and its options for all tensors or for some: see fp8-cli/src/train/recipe.toml
     #[arg(long, value_name = "NAME|FILE.toml", default_value = "delayed", value_parser = recipe_name)]
     pub(crate) recipe: RecipeName,
 

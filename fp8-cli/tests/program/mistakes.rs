@@ -146,7 +146,7 @@ const MISTAKES: &[Mistake] = &[
     Mistake { what: "windows longer than the model", make: with_tokenizer, line: "eval model --text text.txt --seq-length 257", sentence: "--seq-length 257: expected 2 to 256" },
     Mistake { what: "windows of nothing", make: with_tokenizer, line: "eval model --text text.txt --seq-length 0", sentence: "--seq-length 0: expected at least 1" },
     Mistake { what: "no windows", make: with_tokenizer, line: "eval model --text text.txt --windows 0", sentence: "--windows 0: expected at least 1" },
-    Mistake { what: "an unknown recipe", make: with_tokenizer, line: "eval model --text text.txt --recipe fp4", sentence: "--recipe fp4: unknown; the known ones are checkpoint, off, delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8 and files *.toml" },
+    Mistake { what: "an unknown recipe", make: with_tokenizer, line: "eval model --text text.txt --recipe fp4", sentence: "--recipe fp4: unknown; the known ones are checkpoint, off, delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, nvfp4 and files *.toml" },
     Mistake { what: "a recipe in a file that does not exist", make: with_tokenizer, line: "eval model --text text.txt --recipe my.toml", sentence: "--recipe my.toml: " },
     Mistake { what: "a recipe with a typing error", make: |folder| { with_tokenizer(folder); fs::write(folder.join("my.toml"), "recipe = \"delayed\"\nmargn = 1").unwrap(); }, line: "eval model --text text.txt --recipe my.toml", sentence: "margn" },
     Mistake { what: "an unknown dtype", make: with_tokenizer, line: "eval model --text text.txt --dtype fp8", sentence: "--dtype fp8: unknown; the known ones are f32, bf16 and f16" },

@@ -125,32 +125,15 @@ impl Copy {
             for (c, v) in row.iter().map(|v| v.to_f32()).enumerate() {
                 let scale = self.scales[r / height * cols.div_ceil(16) + c / 16];
                 let code = E2M1::unpack(codes[c / 2])[c % 2];
-                // The factor of a block with a NaN is that of its numbers.
-                let number =
-                    if scale.is_nan() { block_number(x, r, c, cols, blocks, self.tensor) } else { scale };
-                let scaled = v * self.tensor.block_factor(number);
-                counts[0] += u64::from(v.is_finite() && scaled.abs() >= 7.0);
+                let scaled = v * self.tensor.block_factor(scale);
+                let has_scale = !scale.is_nan() && scale != E4M3::ZERO;
+                counts[0] += u64::from(has_scale && v.is_finite() && scaled.abs() >= 7.0);
                 counts[1] += u64::from(v != 0.0 && self.tensor.value(code, scale) == 0.0);
                 counts[3] += u64::from(v.is_nan());
             }
         }
         counts
     }
-}
-
-/// The scale that a block would have without its NaN.
-fn block_number<S: Source>(
-    x: &[S],
-    r: usize,
-    c: usize,
-    cols: usize,
-    blocks: Blocks,
-    tensor: TensorScale,
-) -> E4M3 {
-    let [height, _] = blocks.size(cols);
-    let rows = x.chunks(cols).skip(r / height * height).take(height);
-    let all = rows.flat_map(|row| row.iter().skip(c / 16 * 16).take(16));
-    tensor.block_scale(all.map(|x| x.to_f32().abs()).fold(0.0, f32::max))
 }
 
 /// The partial sums of columns: a row for each 128 rows, added in the order of the prelude's `tile_sums`.

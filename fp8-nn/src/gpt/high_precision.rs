@@ -17,7 +17,9 @@ impl Gpt {
     /// ```
     /// use fp8_nn::prelude::*;
     ///
-    /// let options = GptOptions { num_layers: 4, ..Default::default() };
+    /// let attention = AttentionOptions { num_attention_heads: 2, ..Default::default() };
+    /// let layer = TransformerLayerOptions { hidden_size: 32, ffn_hidden_size: 64, attention, ..Default::default() };
+    /// let options = GptOptions { vocab_size: 16, num_layers: 4, layer, ..Default::default() };
     /// let model = Gpt::new("gpt", &options, &Device::cpu(), &mut fp8_nn::rand::rng())?;
     /// let high = model.high_precision_blocks(None, None);
     /// let patterns: Vec<&str> = high.iter().map(|(pattern, _)| &**pattern).collect();
@@ -53,7 +55,7 @@ mod tests {
                 attention: AttentionOptions { num_attention_heads: 1, ..Default::default() },
                 ..Default::default()
             };
-            let options = GptOptions { num_layers, layer, ..Default::default() };
+            let options = GptOptions { vocab_size: 16, num_layers, layer, ..Default::default() };
             let model = Gpt::new("m", &options, &Device::cpu(), &mut crate::rand::rng()).unwrap();
             let high = model.high_precision_blocks(first, last);
             high.into_iter().map(|(pattern, _)| pattern.to_string()).collect::<Vec<_>>()

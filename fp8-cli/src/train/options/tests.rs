@@ -36,7 +36,7 @@ fn wrong_values_are_refused_in_one_sentence() {
         ("--lr fast", "error: --lr fast: a learning rate must be a number, finite and above zero"),
         (
             "--recipe mxfp4",
-            "error: --recipe mxfp4: unknown; the known ones are delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, none and \
+            "error: --recipe mxfp4: unknown; the known ones are delayed, current, te-v0, rowwise, rowwise-gw-hp, block, deepseek, mxfp8, nvfp4, none and \
              files *.toml",
         ),
         (

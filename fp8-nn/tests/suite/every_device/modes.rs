@@ -20,7 +20,7 @@ fn fp8_stays_near_high_precision() {
     for recipe in recipes().into_iter().chain([e4m3.into(), margin.into()]) {
         let fp8 = run(&recipe, &AutocastOptions::default());
         let (y, dx) = (relative_rms(&high.0, &fp8.0), relative_rms(&high.1, &fp8.1));
-        let (most, most_of_gradients) = if is_nvfp4(&recipe) { (0.1, 0.3) } else { (0.03, 0.2) };
+        let (most, most_of_gradients) = if is_nvfp4(&recipe) { (0.1, 0.4) } else { (0.03, 0.2) };
         let is_near = (1e-4..most).contains(&y) && (1e-4..most_of_gradients).contains(&dx);
         assert!(is_near, "{recipe:?}: y {y}, dx {dx}");
         for ((name, expected), (_, actual)) in high.2.iter().zip(&fp8.2) {
