@@ -12,9 +12,9 @@ use fp8_format::Blocks;
 /// ```
 /// use fp8_kernels::{DType, Device, Encoding, Nvfp4Rule, Scale, Slot, Tensor, ops};
 /// let slot = Slot { scale: Scale::Nvfp4(Nvfp4Rule::default()), ..Slot::off(Encoding::E2M1) };
-/// let x = Tensor::from_vec(vec![6.0f32, 1.0, -0.6, 0.0], [1, 4], &Device::cpu())?;
+/// let x = Tensor::from_vec(vec![10.5f32, 1.75, -1.0, 0.0], [1, 4], &Device::cpu())?;
 /// let x4 = ops::quantize(&x, &slot)?;
-/// assert_eq!(x4.dequantize(DType::F32)?.to_vec::<f32>()?, [6.0, 1.0, -0.5, 0.0]);
+/// assert_eq!(x4.dequantize(DType::F32)?.to_vec::<f32>()?, [10.5, 1.75, -0.875, 0.0]); // codes 6, 1, -0.5 and 0
 /// # Ok::<(), fp8_kernels::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]

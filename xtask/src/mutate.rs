@@ -144,7 +144,10 @@ pub(crate) fn check(program: &Path, plan: &Plan, files: &[String]) -> Result<Tal
         if jobs.is_empty() {
             continue;
         }
-        let trial = Trial::new(&suite, file, ptx, is_measured)?;
+        let of_file = all.iter().filter(|mutant| mutant.file == *file);
+        let is_listed = |mutant: &&Mutant| known.contains_key(&listed::key_of_unreached_by(mutant));
+        let unreached = of_file.filter(is_listed).map(|mutant| mutant.kernel.clone()).collect();
+        let trial = Trial::new(&suite, file, ptx, unreached, is_measured)?;
         if is_measured {
             let tally = try_out(&[(trial, jobs)], plan, &known)?;
             println!("{file:14} {}", tally.line());

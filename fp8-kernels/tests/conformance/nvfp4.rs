@@ -11,7 +11,7 @@ use super::gemm_blocks::with_every_library;
 use super::quantize_blocks::uneven;
 use super::reference::{Got, same_as_cpu, same_blocks};
 use fp8_format::philox::BlockRandom;
-use fp8_format::slice::{BlockScaling, Codec, Nvfp4Copy, Nvfp4Options, Nvfp4Output};
+use fp8_format::slice::{BlockScaling, Codec, HADAMARD_SIGNS, Nvfp4Copy, Nvfp4Options, Nvfp4Output};
 use fp8_format::{Blocks, E4M3, TensorScale};
 use fp8_kernels::ops::{Accumulation, DropoutKey};
 use fp8_kernels::{
@@ -245,6 +245,18 @@ fn amaxes(device: &Device, dtype: DType) -> Outcome {
                 Ok(vec![Got::Tensor(ops::nvfp4_amax(&x, hadamard)?)])
             })?;
         }
+    }
+    // Tokens whose transform is one number, each of 16 in turn, here and there in a tile.
+    for i in 0..16u32 {
+        let (rows, cols, col) = (48, 72, i as usize * 37 % 72);
+        let mut values = vec![0.0; rows * cols];
+        for j in 0..16u32 {
+            let is_negative = (HADAMARD_SIGNS >> j & 1) as u32 ^ (i & j).count_ones() & 1;
+            values[(16 * (i as usize % 3) + j as usize) * cols + col] =
+                if is_negative == 1 { -1.0 } else { 1.0 };
+        }
+        let x = tensor(values, [rows, cols], dtype, device)?;
+        equal(&format!("number {i}"), ops::nvfp4_amax(&x, true)?.to_vec::<f32>()?, vec![1.0, 4.0])?;
     }
     let x = tensor(vec![4.0, 0.0, 0.0, -8.0], [2, 2], dtype, device)?;
     equal("two tokens", ops::nvfp4_amax(&x, true)?.to_vec::<f32>()?, vec![8.0, 2.0])

@@ -86,6 +86,8 @@ pub(super) struct Trial<'a> {
     ptx: String,
     /// Those that pass without a mutation, as far as that is known.
     cases: Mutex<Vec<Case>>,
+    /// Kernels that no case need launch.
+    unreached: BTreeSet<String>,
     problems: Mutex<Vec<String>>,
 }
 
@@ -153,7 +155,13 @@ fn operation<'a>(file: &str, operations: &BTreeSet<&'a str>) -> Option<&'a str> 
 
 impl<'a> Trial<'a> {
     /// `is_measured`: whether the cases are run without a mutation first, unless they were before.
-    pub(super) fn new(suite: &'a Suite<'a>, file: &str, ptx: &str, is_measured: bool) -> Result<Self> {
+    pub(super) fn new(
+        suite: &'a Suite<'a>,
+        file: &str,
+        ptx: &str,
+        unreached: BTreeSet<String>,
+        is_measured: bool,
+    ) -> Result<Self> {
         let names = suite.cases(file);
         if names.is_empty() {
             return Err(format!("mutate: {file}: the suite has no cases of it").into());
@@ -163,6 +171,7 @@ impl<'a> Trial<'a> {
             file: file.to_owned(),
             ptx: ptx.to_owned(),
             cases: Mutex::new(names.iter().map(|name| Case::new(name, None)).collect()),
+            unreached,
             problems: Mutex::default(),
         };
         if !suite.before.watched.is_empty() {
@@ -201,7 +210,10 @@ impl<'a> Trial<'a> {
             }
         }
         let entries = self.ptx.lines().filter_map(|line| line.split_once(".entry ")?.1.split_once('('));
-        for (kernel, _) in entries.filter(|(kernel, _)| !kept.iter().any(|case| case.may_launch(kernel))) {
+        let is_missed = |kernel: &str| {
+            !self.unreached.contains(kernel) && !kept.iter().any(|case| case.may_launch(kernel))
+        };
+        for (kernel, _) in entries.filter(|(kernel, _)| is_missed(kernel)) {
             lock(&self.problems).push(format!("{} {kernel}: no case launches this kernel", self.file));
         }
         *lock(&self.cases) = kept;
@@ -411,7 +423,7 @@ exit $status
         let before = Before::default();
         let suite = suite(folder.path(), &before);
         let ptx = ".visible .entry k(\n)\n";
-        let trial = Trial::new(&suite, "f", ptx, false).unwrap();
+        let trial = Trial::new(&suite, "f", ptx, BTreeSet::new(), false).unwrap();
         let end =
             |mistake: &str| trial.end("k", &format!("{ptx}{mistake}\n"), Duration::from_secs(60)).unwrap();
         let by = |name: &str| End::Failed(Some(format!("cuda-sim::f::{name}")));
@@ -430,7 +442,7 @@ exit $status
         let before = Before::default();
         let suite = suite(folder.path(), &before);
         let ptx = ".visible .entry k(\n)\n.visible .entry unused(\n)\n";
-        let trial = Trial::new(&suite, "f", ptx, true).unwrap();
+        let trial = Trial::new(&suite, "f", ptx, BTreeSet::new(), true).unwrap();
         let end = |kernel, mistake: &str, patience| {
             trial.end(kernel, &format!("{ptx}{mistake}\n"), Duration::from_secs(patience)).unwrap()
         };
@@ -452,6 +464,9 @@ exit $status
             "{problems:?}"
         );
         assert_eq!(problems.len(), 2);
+        let listed = BTreeSet::from(["unused".to_owned()]);
+        let trial = Trial::new(&suite, "f", ptx, listed, true).unwrap();
+        assert_eq!(trial.problems().len(), 1, "a kernel that is listed need not run");
     }
 
     #[cfg(unix)]
@@ -466,7 +481,7 @@ exit $status
         let before = Before { seed: 1, watched };
         let suite = suite(folder.path(), &before);
         let ptx = ".visible .entry j(\n)\n.visible .entry k(\n)\n";
-        let trial = Trial::new(&suite, "f", ptx, false).unwrap();
+        let trial = Trial::new(&suite, "f", ptx, BTreeSet::new(), false).unwrap();
         assert_eq!(trial.problems(), [passed_over("cuda-sim::f::unsound")]);
         let end =
             |kernel: &str| trial.end(kernel, &format!("{ptx}bug deep\n"), Duration::from_secs(60)).unwrap();
