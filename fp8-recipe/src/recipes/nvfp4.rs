@@ -39,7 +39,7 @@ use fp8_kernels::{Nvfp4Rule, Scale, ScaleRule};
 /// let x4 = x4.as_fp8().cloned();
 /// assert_eq!(x4.as_ref().map(|x4| x4.encoding()), Some(Encoding::E2M1));
 /// let scales = x4.map(|x4| x4.scale_inv().to_vec::<u8>()).transpose()?;
-/// assert_eq!(scales, Some(vec![0x7E, 0x62])); // 448, and 37.33 rounded to 36: the bits of E4M3
+/// assert_eq!(scales, Some(vec![0x7E, 0x61])); // 448, and 37.33 rounded to 36: the bits of E4M3
 /// # Ok::<(), fp8_recipe::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
