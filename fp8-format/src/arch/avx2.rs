@@ -110,29 +110,27 @@ fn store(line: &mut [u8; BLOCK], codes: Codes) {
     unsafe { _mm256_storeu_si256(line.as_mut_ptr().cast(), codes) };
 }
 
-/// The values of a block, as four vectors.
+/// The values of a block, as vectors of eight.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn floats<S: Source>(block: &[S; BLOCK]) -> [__m256; 4] {
-    match S::KIND {
-        Kind::F32 => {
-            let first = block.as_ptr().cast::<f32>();
-            // SAFETY: a block is 32 f32; each of these reads 8, from 0, 8, 16 and 24 on.
-            let load = |at| unsafe { _mm256_loadu_ps(first.wrapping_add(at)) };
-            [load(0), load(8), load(16), load(24)]
-        }
-        Kind::F16 | Kind::BF16 => {
-            const { assert!(size_of::<S>() >= 2) };
-            let first = block.as_ptr().cast::<__m128i>();
-            // SAFETY: a block is 64 bytes at least; each of these reads 16, from 0, 16, 32 and 48 on.
-            let load = |at| unsafe { _mm_loadu_si128(first.wrapping_add(at)) };
-            let widen = |x| match S::KIND {
-                Kind::F16 => _mm256_cvtph_ps(x),
-                _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x))),
-            };
-            [widen(load(0)), widen(load(1)), widen(load(2)), widen(load(3))]
-        }
+fn floats<S: Source, const LEN: usize, const VECTORS: usize>(block: &[S; LEN]) -> [__m256; VECTORS] {
+    const { assert!(LEN == 8 * VECTORS && size_of::<S>() >= 2) };
+    let mut vectors = [_mm256_setzero_ps(); VECTORS];
+    for (i, vector) in vectors.iter_mut().enumerate() {
+        *vector = match S::KIND {
+            // SAFETY: a block is 8 f32 for each vector.
+            Kind::F32 => unsafe { _mm256_loadu_ps(block.as_ptr().cast::<f32>().wrapping_add(8 * i)) },
+            Kind::F16 | Kind::BF16 => {
+                // SAFETY: a block is 16 bytes for each vector.
+                let x = unsafe { _mm_loadu_si128(block.as_ptr().cast::<__m128i>().wrapping_add(i)) };
+                match S::KIND {
+                    Kind::F16 => _mm256_cvtph_ps(x),
+                    _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x))),
+                }
+            }
+        };
     }
+    vectors
 }
 
 #[inline]

@@ -36,7 +36,7 @@ pub(crate) fn amaxes<S: Source>(src: &[S], block: usize, amaxes: &mut [f32]) {
 pub(crate) fn amax_columns<S: Source>(src: &[S], amaxes: &mut [f32]) {
     let raise = |block: &[S; BLOCK], amaxes: &mut [f32; BLOCK]| {
         let first = amaxes.as_mut_ptr();
-        for (i, x) in floats(block).into_iter().enumerate() {
+        for (i, x) in floats::<S, BLOCK, 4>(block).into_iter().enumerate() {
             // SAFETY: 8 of the 32 floats, from 8 · i on.
             let amax = unsafe { _mm256_loadu_ps(first.wrapping_add(8 * i)) };
             // Of a NaN and a number, `max` gives its second operand.
@@ -144,7 +144,7 @@ pub(crate) fn quantize_columns<S: Source, T: Target>(src: &[S], scales: &[f32], 
     last[..rest.len()].copy_from_slice(rest);
     let mut whole = whole.iter();
     drive(src, dst, false, |x| {
-        let scales = floats(whole.next().unwrap_or(&last));
+        let scales: [__m256; 4] = floats(whole.next().unwrap_or(&last));
         let [a, b, c, d] = floats(x);
         let mul = |x, i: usize| _mm256_mul_ps(x, scales[i]);
         encode_floats::<T>([mul(a, 0), mul(b, 1), mul(c, 2), mul(d, 3)]).0

@@ -1,40 +1,15 @@
 //! Blocks of E2M1: a block is two vectors of f32.
 
-use super::{abs, shift_right, splat};
+use super::{abs, floats, shift_right, splat};
 use crate::arch::scalar::{self, FP4_BLOCK, Peak};
 use crate::codec::{self, F32_EXP};
 use crate::philox::BlockRandom;
-use crate::traits::{Kind, Source};
+use crate::traits::Source;
 use crate::{E4M3, TensorScale};
 use core::arch::x86_64::*;
 
 /// Blocks whose scales are computed together.
 const LANES: usize = 8;
-
-/// The values of a block.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn floats<S: Source>(block: &[S; FP4_BLOCK]) -> [__m256; 2] {
-    match S::KIND {
-        Kind::F32 => {
-            let first = block.as_ptr().cast::<f32>();
-            // SAFETY: a block is 16 f32; each of these reads 8, from 0 and from 8 on.
-            let load = |at| unsafe { _mm256_loadu_ps(first.wrapping_add(at)) };
-            [load(0), load(LANES)]
-        }
-        Kind::F16 | Kind::BF16 => {
-            const { assert!(size_of::<S>() >= 2) };
-            let first = block.as_ptr().cast::<__m128i>();
-            // SAFETY: a block is 32 bytes at least; each of these reads 16, from 0 and from 16 on.
-            let load = |at| unsafe { _mm_loadu_si128(first.wrapping_add(at)) };
-            let widen = |x| match S::KIND {
-                Kind::F16 => _mm256_cvtph_ps(x),
-                _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x))),
-            };
-            [widen(load(0)), widen(load(1))]
-        }
-    }
-}
 
 /// Lanes that are NaN, of magnitudes.
 #[inline]
