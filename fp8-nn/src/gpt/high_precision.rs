@@ -4,15 +4,14 @@ use super::Gpt;
 use fp8_recipe::Recipe;
 use std::sync::Arc;
 
-/// The share of the first and of the last blocks that the paper on training in NVFP4 (arXiv 2509.25149) keeps in high precision:
-/// 2 and 8 of 62.
+/// The share of the first and of the last blocks that the paper keeps in high precision: 2 and 8 of 62.
 const SHARE: [f64; 2] = [0.03, 0.13];
 
 impl Gpt {
     /// Returns patterns for [`Recipe::by_name`] that leave the `first` and the `last` blocks in high precision.
     ///
-    /// 4-bit codes cost most where a model begins and ends. Defaults for `None` are the first 3 % and the last 13 % of the blocks,
-    /// rounded up, at least one each.
+    /// Recipes of 4 bits leave out where a model begins and ends, as the paper on training in NVFP4 (arXiv 2509.25149) does. Defaults for
+    /// `None` are its shares: the first 3 % and the last 13 % of the blocks, rounded up, at least one each.
     ///
     /// ```
     /// use fp8_nn::prelude::*;

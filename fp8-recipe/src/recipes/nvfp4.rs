@@ -23,8 +23,8 @@ use fp8_kernels::{Nvfp4Rule, Scale, ScaleRule};
 /// evaluations and recomputation draw nothing. The recipe keeps no other state.
 ///
 /// Linears alone run in it: attention, norms, embeddings and the head stay in high precision, and an operand's scale must be known
-/// before its codes, so that norms and activations write their output in high precision first. Large models train better with the first
-/// and last layers in high precision, too: see [`Recipe::by_name`].
+/// before its codes, so that norms and activations write their output in high precision first. The paper on training in NVFP4 (arXiv
+/// 2509.25149) keeps the first and last layers of large models in high precision, too: see [`Recipe::by_name`].
 ///
 /// ```
 /// use fp8_recipe::fp8_kernels::{Device, Encoding, Tensor, ops};
