@@ -170,8 +170,8 @@ impl From<fp8_hf::Error> for Failure {
             Error::NoGemm { path, problem } => {
                 format!("{}: {problem}; use --recipe off, which quantizes no inputs", path.display())
             }
-            Error::Ragged { scheme, layer, rows, cols, matrices } => format!(
-                "--scheme {scheme}: `{layer}` is {rows} × {cols}, no multiple of 128 ({matrices} such matrices), which \
+            Error::Ragged { scheme, multiple, layer, rows, cols, matrices } => format!(
+                "--scheme {scheme}: `{layer}` is {rows} × {cols}, no multiple of {multiple} ({matrices} such matrices), which \
                  transformers refuses or misreads: use another scheme, ignore these layers (--ignore), or allow ragged blocks \
                  (--allow-ragged)"
             ),

@@ -167,6 +167,7 @@ fn json_text(subject: &Subject, found: &Inspection) -> String {
             "scales": count,
             "scale_min": least,
             "scale_max": most,
+            "lost_blocks": tensor.lost_blocks,
             "input_scale": tensor.input_scale,
             "amax": tensor.amax,
             "not_finite": tensor.not_finite,

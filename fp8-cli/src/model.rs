@@ -4,7 +4,7 @@ use crate::failure::{Failure, about_device};
 use crate::table::{count, shortened};
 use crate::values::{dtype, threads};
 use clap::Args;
-use fp8_hf::{Adapter, Dtype, Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
+use fp8_hf::{Adapter, Folder, Fp8Weights, InputScales, LoadOptions, Quantization, WeightScales};
 use fp8_nn::frozen;
 use fp8_nn::prelude::*;
 use std::fmt::Write as _;
@@ -221,14 +221,13 @@ fn as_stored(folder: &Folder, quantization: &Quantization) -> String {
         WeightScales::Tensor => "one scale per tensor".to_owned(),
         WeightScales::Channel => "one scale per channel".to_owned(),
         WeightScales::Block([rows, cols]) => format!("one scale per {rows}×{cols} block"),
+        WeightScales::TensorGroup => "one scale per 16 columns of a row".to_owned(),
         _ => "other scales".to_owned(),
     };
-    let mut text = format!("FP8 weights as stored, {weights}; inputs {}", inputs(quantization.inputs));
-    let is_fp8 = |name: &str| {
-        folder.weights.info(name).is_some_and(|info| matches!(info.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2))
-    };
+    let format = if quantization.weights == WeightScales::TensorGroup { "NVFP4" } else { "FP8" };
+    let mut text = format!("{format} weights as stored, {weights}; inputs {}", inputs(quantization.inputs));
     let linears = folder.config.tensors().into_iter().filter(|tensor| tensor.kind.is_linear());
-    match linears.filter(|tensor| !is_fp8(&tensor.name)).count() {
+    match linears.filter(|tensor| !folder.is_quantized(folder.stored(&tensor.name))).count() {
         0 => {}
         others => {
             let _ = write!(text, "; {} not quantized", count(others, "projection"));
@@ -245,6 +244,7 @@ pub(crate) fn inputs(scales: InputScales) -> String {
         InputScales::Tensor => "dynamic, one scale".to_owned(),
         InputScales::Token => "dynamic, by token".to_owned(),
         InputScales::Group(columns) => format!("dynamic, by {columns} columns"),
+        InputScales::TensorGroup => "in NVFP4".to_owned(),
         _ => "of another kind".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! `fp8 quantize`: a folder with FP8 weights.
+//! `fp8 quantize`: a folder with weights in FP8 or NVFP4.
 
 use crate::eval::SEQ_LENGTH;
 use crate::failure::Failure;
@@ -21,12 +21,15 @@ pub(crate) const EXAMPLE: &str = "\
 Example:
   fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme channel --ignore layers.0
   fp8 quantize SmolLM2-135M SmolLM2-135M-FP8 --scheme tensor --calibrate book.txt
+  fp8 quantize SmolLM2-135M SmolLM2-135M-NVFP4A16 --scheme nvfp4a16
 
 Schemes:
   tensor    one scale for a matrix, inputs dynamic or static (compressed-tensors: vLLM, transformers)
   channel   one scale for a row, inputs by token (compressed-tensors' FP8_DYNAMIC: vLLM, transformers)
   block128  one scale for a block of 128 x 128, inputs by 128 columns (DeepSeek's: vLLM, transformers)
-  vllm      one scale for q, k and v, and for gate and up; inputs dynamic or static (quant_method fp8: vLLM)";
+  vllm      one scale for q, k and v, and for gate and up; inputs dynamic or static (quant_method fp8: vLLM)
+  nvfp4     4.5 bits a value, weights and inputs; needs --calibrate (compressed-tensors: vLLM, transformers)
+  nvfp4a16  the same weights, inputs in high precision (compressed-tensors: vLLM, transformers)";
 
 #[derive(Debug, Args)]
 pub(crate) struct Quantize {
@@ -34,10 +37,10 @@ pub(crate) struct Quantize {
     input: PathBuf,
     /// The folder to create
     output: PathBuf,
-    /// The format: tensor, channel, block128 or vllm
+    /// The format: tensor, channel, block128, vllm, nvfp4 or nvfp4a16
     #[arg(long, value_parser = scheme)]
     scheme: Scheme,
-    /// Writes static scales of inputs (schemes tensor and vllm): the model reads this text file, or the files of this folder (- is
+    /// Writes static scales of inputs (schemes tensor and vllm; nvfp4 needs them): the model reads this text file, or the files of this folder (- is
     /// standard input), and each layer's scale comes from its largest input. Without it, inputs are dynamic
     #[arg(long, value_name = "FILE|DIR")]
     calibrate: Option<PathBuf>,
@@ -48,7 +51,8 @@ pub(crate) struct Quantize {
     /// can be repeated
     #[arg(long, value_name = "PATTERN")]
     ignore: Vec<String>,
-    /// Lets block128 write matrices whose dimensions are not multiples of 128, which transformers cannot read
+    /// Lets block128 write matrices whose dimensions are not multiples of 128, and nvfp4 those whose columns are not multiples of 16,
+    /// which transformers cannot read
     #[arg(long)]
     allow_ragged: bool,
     /// The number of threads (default: one for each core)
@@ -84,7 +88,15 @@ pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
         threads: options.threads,
         ..Default::default()
     };
-    settings.check(&folder)?;
+    if options.scheme == Scheme::Nvfp4 && options.calibrate.is_none() {
+        return Err(Failure::input(
+            "--scheme nvfp4: it needs the largest inputs of each layer: give a text with --calibrate, or use nvfp4a16, which leaves inputs in \
+             high precision",
+        ));
+    }
+    // The scales of inputs are checked when they are known.
+    let scheme = if options.scheme == Scheme::Nvfp4 { Scheme::Nvfp4a16 } else { options.scheme };
+    QuantizeOptions { scheme, ..settings.clone() }.check(&folder)?;
     let mut times = Times::default();
     if let Some(text) = &options.calibrate {
         let start = Instant::now();
@@ -101,8 +113,9 @@ pub(crate) fn run(options: &Quantize) -> Result<String, Failure> {
 fn calibrate(options: &Quantize, folder: &Folder, text: &Path) -> Result<BTreeMap<String, f32>, Failure> {
     if !options.scheme.takes_input_scales() {
         return Err(Failure::input(format!(
-            "--calibrate: the inputs of scheme {} are dynamic: leave it out, or use scheme tensor or vllm",
-            options.scheme
+            "--calibrate: the inputs of scheme {} are {}: leave it out, or use scheme tensor, vllm or nvfp4",
+            options.scheme,
+            if options.scheme.is_nvfp4() { "in high precision" } else { "dynamic" }
         )));
     }
     hf::expect_new(&options.output)?;
@@ -149,9 +162,10 @@ fn json_text(options: &Quantize, done: &Quantized, times: Times) -> String {
 
 fn sentences(options: &Quantize, done: &Quantized, times: Times) -> String {
     let mut text = format!(
-        "{}: {} matrices in FP8 ({}{}), {} instead of {}, in {:.1} s",
+        "{}: {} matrices in {} ({}{}), {} instead of {}, in {:.1} s",
         options.output.display(),
         done.matrices,
+        if options.scheme.is_nvfp4() { "NVFP4" } else { "FP8" },
         options.scheme,
         if options.calibrate.is_some() { ", static inputs" } else { "" },
         bytes(done.bytes_after),

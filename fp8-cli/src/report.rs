@@ -217,6 +217,7 @@ mod tests {
             bytes: 16,
             granularity: Some(WeightScales::Channel),
             scales: Some((4, 0.5, 1.0)),
+            lost_blocks: None,
             input_scale: None,
             amax: Some(448.0),
             not_finite: 0,

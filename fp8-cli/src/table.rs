@@ -32,6 +32,7 @@ pub(crate) fn granularity(tensor: &TensorInspection) -> String {
         Some(WeightScales::Tensor) => "tensor".into(),
         Some(WeightScales::Channel) => "channel".into(),
         Some(WeightScales::Block([rows, cols])) => format!("block {rows}×{cols}"),
+        Some(WeightScales::TensorGroup) => "16 columns".into(),
         Some(_) => "other".into(),
     }
 }

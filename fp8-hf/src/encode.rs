@@ -1,9 +1,10 @@
-//! The arithmetic of FP8 files, which is that of the peers byte for byte.
+//! The arithmetic of quantized files, which is that of the peers byte for byte.
 //!
 //! In f32, for all elements x that share a scale: scale = amax / 448, code = E4M3(clamp(x / scale + 0, −448, 448)). Both
 //! divisions are rounded once. `x · (1 / scale)` or `x · (448 / amax)` give other codes for one element in ten thousand.
 
-use fp8_format::{E4M3, slice::Codec};
+use fp8_format::slice::{Codec, Nvfp4Options, Nvfp4Output};
+use fp8_format::{E4M3, Source, TensorScale};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
@@ -81,6 +82,46 @@ impl Encoder {
             let _ = self.codec.from_f32_saturating::<E4M3>(wide, bytemuck::cast_slice_mut(codes));
         }
     }
+}
+
+/// Rows in NVFP4: packed codes, the bytes of the scales of blocks, and the factors of the whole.
+pub(super) struct Fp4Rows<'a> {
+    pub(super) codes: &'a [u8],
+    pub(super) scales: Vec<u8>,
+    pub(super) tensor: TensorScale,
+}
+
+/// Converts rows of `cols` elements to NVFP4, blocks of 16 in each row. `amax` is that of the whole.
+pub(super) fn nvfp4_rows<'a>(
+    bytes: &[u8],
+    dtype: Dtype,
+    cols: usize,
+    amax: f32,
+    codes: &'a mut Vec<u8>,
+) -> fp8_format::Result<Fp4Rows<'a>> {
+    fn convert<const N: usize, T: Source>(
+        bytes: &[u8],
+        cols: usize,
+        amax: f32,
+        codes: &mut Vec<u8>,
+        value: impl Fn([u8; N]) -> T,
+    ) -> fp8_format::Result<(Vec<E4M3>, TensorScale)> {
+        let values: Vec<T> = bytes.as_chunks::<N>().0.iter().map(|&element| value(element)).collect();
+        let rows = values.len() / cols.max(1);
+        codes.clear();
+        codes.resize(rows * cols.div_ceil(2), 0);
+        let mut scales = vec![E4M3::ZERO; rows * cols.div_ceil(16)];
+        let out = Nvfp4Output::new(codes, &mut scales);
+        let options = Nvfp4Options::default();
+        let tensor = Codec::new().quantize_nvfp4(&values, rows, cols, amax, &options, out)?;
+        Ok((scales, tensor))
+    }
+    let (scales, tensor) = match dtype {
+        Dtype::F32 => convert(bytes, cols, amax, codes, f32::from_le_bytes)?,
+        Dtype::BF16 => convert(bytes, cols, amax, codes, bf16::from_le_bytes)?,
+        _ => convert(bytes, cols, amax, codes, f16::from_le_bytes)?,
+    };
+    Ok(Fp4Rows { codes, scales: scales.into_iter().map(E4M3::to_bits).collect(), tensor })
 }
 
 fn divide(bytes: &[u8], dtype: Dtype, divisor: Divisor, quotients: &mut [f32]) {

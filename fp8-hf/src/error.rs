@@ -37,14 +37,16 @@ pub enum Error {
         /// A description of the scales.
         problem: String,
     },
-    /// A matrix whose sides are no multiples of 128, with a scheme that quantizes blocks.
+    /// A matrix whose sides are no multiples of a block's, with a scheme that quantizes blocks.
     #[error(
-        "quantize: scheme = {scheme}: `{layer}` is {rows} × {cols}, no multiple of 128 ({matrices} such matrices), which \
+        "quantize: scheme = {scheme}: `{layer}` is {rows} × {cols}, no multiple of {multiple} ({matrices} such matrices), which \
          transformers refuses or misreads: use another scheme, ignore these layers, or set allow_ragged"
     )]
     Ragged {
         /// The scheme.
         scheme: String,
+        /// The number that the sides are to be multiples of; only the columns in NVFP4.
+        multiple: usize,
         /// The first such layer.
         layer: String,
         /// The rows of its weight.
@@ -134,6 +136,7 @@ mod tests {
             (
                 Error::Ragged {
                     scheme: "block128".into(),
+                    multiple: 128,
                     layer: "model.layers.0.mlp.up_proj".into(),
                     rows: 130,
                     cols: 64,

@@ -1,30 +1,25 @@
 //! Checkpoints of training, written as Hugging Face folders.
 
-use super::config::{Config, WeightScales};
-use super::folder::{Folder, is_float, is_fp8};
+use super::checkpoint_source::CheckpointSource;
+use super::config::Config;
+use super::folder::Folder;
 use super::jobs::Monitor;
 use super::output;
 use super::plan::{Matrix, Plan, expect_quantizable};
 use super::quantize::{Quantized, quantize};
 use super::quantize_options::QuantizeOptions;
 use super::save_model::write_new;
-use super::source::{Info, Source};
 use super::static_inputs::{input_scales, refused};
-use super::targets::{float, targets};
-use super::values::{first_wrong_scale, read_rows, scale_row, widen};
-use super::weights::{WeightInfo, Weights};
+use super::targets::targets;
+use super::weights::Weights;
 use crate::{Error, Result};
 use fp8_kernels::DType;
-use fp8_kernels::fp8_format::Blocks;
 use fp8_nn::checkpoint;
 use safetensors::Dtype;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The key of a model's configuration in the metadata of checkpoints.
 const CONFIG_KEY: &str = "hf.config";
-/// The parameter that every model has.
-const TABLE: &str = ".embedding.weight";
 
 impl Config {
     /// Returns the entry of a checkpoint's metadata with which [`export`] knows the model: the key `hf.config`, and the text of
@@ -48,7 +43,7 @@ pub struct ExportOptions {
     /// The quantization of weights. Default: `None`, not quantized.
     pub fp8: Option<QuantizeOptions>,
     /// Whether inputs have static scales, from the amax histories of training under delayed scaling: the largest amax of the
-    /// window / 448. It needs `fp8` with [`Scheme::Tensor`](super::Scheme::Tensor) or [`Scheme::Vllm`](super::Scheme::Vllm).
+    /// window / 448. It needs `fp8` with [`Scheme::Tensor`](super::Scheme::Tensor), [`Scheme::Vllm`](super::Scheme::Vllm) or [`Scheme::Nvfp4`](super::Scheme::Nvfp4).
     /// Default: false.
     pub static_inputs: bool,
 }
@@ -64,11 +59,11 @@ pub struct Exported {
     pub quantized: Option<Quantized>,
 }
 
-/// Writes the model of a training checkpoint to the new Hugging Face folder `out`, in high precision or in FP8.
+/// Writes the model of a training checkpoint to the new Hugging Face folder `out`, in high precision, FP8 or NVFP4.
 ///
 /// `checkpoint` is a folder that [`checkpoint::save`] wrote, or a file of [`checkpoint::save_parameters`], with a
 /// [`Gpt`](fp8_nn::Gpt). Its configuration comes from the checkpoint's metadata, where [`Config::metadata`] puts it, or from the
-/// options. Weights that the checkpoint has in FP8 are written from the optimizer's f32 copies, or dequantized.
+/// options. Weights that the checkpoint has in FP8 or NVFP4 are written from the optimizer's f32 copies, or dequantized.
 ///
 /// Tensors are read and written part by part, so that memory does not grow with the model. With FP8 a temporary folder beside
 /// `out` holds the model in high precision meanwhile. `out` appears whole or not at all ([`AtomicFolder`](crate::AtomicFolder)).
@@ -142,7 +137,9 @@ pub fn export(checkpoint: &Path, out: &Path, options: &ExportOptions, monitor: &
     let mut fp8 = fp8.clone();
     if options.static_inputs {
         if !fp8.scheme.takes_input_scales() {
-            let remedy = format!("inputs are dynamic with scheme {}: use tensor or vllm", fp8.scheme);
+            let of_inputs = if fp8.scheme.is_nvfp4() { "in high precision" } else { "dynamic" };
+            let remedy =
+                format!("inputs are {of_inputs} with scheme {}: use tensor, vllm or nvfp4", fp8.scheme);
             return Err(refused("true", remedy));
         }
         let state = found.map(|(_, state)| state).unwrap_or_default();
@@ -198,128 +195,4 @@ fn file(checkpoint: &Path) -> Result<PathBuf> {
             others.join(", ")
         )),
     }
-}
-
-/// The parameters of a checkpoint's file.
-struct CheckpointSource {
-    file: PathBuf,
-    weights: Weights,
-    /// The model's path.
-    path: String,
-    /// The prefix of the names of all parameters. `prefix` is that of the model's own.
-    any: &'static str,
-    prefix: String,
-    /// Whether the optimizer's f32 copies are read where they are finer than the parameter.
-    prefers_copies: bool,
-    /// The dtype of the embedding, in which FP8 weights are written.
-    dtype: DType,
-}
-
-impl CheckpointSource {
-    fn new(file: &Path, weights: Weights, has_optimizer: bool, dtype: Option<DType>) -> Result<Self, String> {
-        let any = if has_optimizer { "model." } else { "" };
-        let path = |name: &str| Some(name.strip_prefix(any)?.strip_suffix(TABLE)?.to_owned());
-        let paths: Vec<String> = weights.names().filter_map(path).collect();
-        let path = match <[String; 1]>::try_from(paths) {
-            Ok([path]) => path,
-            Err(paths) if paths.is_empty() => {
-                return Err(format!("it has no tensor `{any}…{TABLE}`: expected the parameters of a Gpt"));
-            }
-            Err(paths) => {
-                let paths = paths.join(", ");
-                return Err(format!("it has several models: {paths}: expected the parameters of one Gpt"));
-            }
-        };
-        let table = weights.info(&format!("{any}{path}{TABLE}")).and_then(|info| float(info.dtype));
-        let prefix = format!("{any}{path}.");
-        let prefers_copies = dtype == Some(DType::F32);
-        let dtype = table.unwrap_or(DType::F32);
-        let file = file.to_owned();
-        Ok(Self { file, weights, path, any, prefix, prefers_copies, dtype })
-    }
-
-    fn problem(&self, name: &str, problem: &str) -> Error {
-        Error::File { path: self.file.clone(), problem: format!("`{name}` {problem}") }
-    }
-
-    /// Returns the name and description of the tensor to read for a parameter.
-    fn find(&self, parameter: &str) -> Option<(String, &WeightInfo)> {
-        let name = format!("{}{parameter}", self.prefix);
-        let info = self.weights.info(&name)?;
-        if is_fp8(info.dtype) || self.prefers_copies {
-            let copy = format!("optimizer.{}.{parameter}.main_param", self.path);
-            if let Some(info) = self.weights.info(&copy).filter(|copy| copy.shape == info.shape) {
-                return Some((copy, info));
-            }
-        }
-        Some((name, info))
-    }
-}
-
-impl Source for CheckpointSource {
-    fn file(&self) -> Option<&Path> {
-        Some(&self.file)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let is_scale = |name: &str| {
-            let codes = name.strip_suffix("_scale_inv").and_then(|name| self.weights.info(name));
-            codes.is_some_and(|info| is_fp8(info.dtype))
-        };
-        let of_model = self.weights.names().filter(|name| name.starts_with(self.any) && !is_scale(name));
-        of_model.map(|name| name.strip_prefix(&self.prefix).unwrap_or(name).to_owned()).collect()
-    }
-
-    fn info(&self, parameter: &str) -> Option<Info> {
-        let own = self.weights.info(&format!("{}{parameter}", self.prefix))?;
-        let dtype = float(own.dtype).unwrap_or(self.dtype);
-        Some(Info { shape: own.shape.clone(), dtype, exact: DType::F32, is_by_row: true })
-    }
-
-    fn rows(&self, parameter: &str, rows: Range<usize>) -> Result<Vec<f32>> {
-        let found = self.find(parameter);
-        let (name, info) = found.ok_or_else(|| self.problem(parameter, "is not there"))?;
-        if float(info.dtype).is_none() && !is_fp8(info.dtype) {
-            return Err(self.problem(&name, &format!("is {:?}: expected a float", info.dtype)));
-        }
-        let [height, cols] = info.matrix();
-        let mut values = vec![0.0; rows.len() * cols];
-        widen(&read_rows(&self.weights, &name, info, &rows)?, info.dtype, &mut values);
-        if !is_fp8(info.dtype) {
-            return Ok(values);
-        }
-        let factors = format!("{name}_scale_inv");
-        let of_factors = self.weights.info(&factors);
-        let of_factors = of_factors.ok_or_else(|| self.problem(&name, "is FP8 without factors"))?;
-        if !is_float(of_factors.dtype) {
-            return Err(self.problem(&factors, &format!("is {:?}: expected a float", of_factors.dtype)));
-        }
-        let granularity = granularity(&of_factors.shape, [height, cols]);
-        let granularity = granularity.ok_or_else(|| {
-            let shape = &of_factors.shape;
-            self.problem(&factors, &format!("has shape {shape:?}, which is no grid of [{height}, {cols}]"))
-        })?;
-        let [down, across] = of_factors.matrix();
-        let mut scales = vec![0.0; down * across];
-        let bytes = read_rows(&self.weights, &factors, of_factors, &(0..down))?;
-        widen(&bytes, of_factors.dtype, &mut scales);
-        if let Some(at) = first_wrong_scale(&scales) {
-            let text = format!("is {} at element {at}: expected a finite, positive factor", scales[at]);
-            return Err(self.problem(&factors, &text));
-        }
-        for (row, values) in rows.zip(values.chunks_mut(cols.max(1))) {
-            scale_row(values, &scales, granularity, [height, cols], row);
-        }
-        Ok(values)
-    }
-}
-
-/// Returns what shares a factor in a checkpoint's FP8 weight.
-fn granularity(shape: &[usize], [rows, cols]: [usize; 2]) -> Option<WeightScales> {
-    if shape.is_empty() {
-        return Some(WeightScales::Tensor);
-    }
-    let fits = |blocks: &Blocks| !blocks.is_fp4() && blocks.grid(rows, cols) == shape;
-    let blocks = Blocks::ALL.into_iter().find(fits)?;
-    Some(WeightScales::Block(blocks.size(cols.max(1))))
 }

@@ -3,6 +3,7 @@
 use super::config::{Config, InputScales, QuantMethod, Quantization, WeightScales};
 use super::family::{Family, HEAD, TensorSpec};
 use super::files::{exists, read_text, unreadable};
+use super::packed::{PACKED, Packed};
 use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
 use fp8_nn::checkpoint;
@@ -24,7 +25,7 @@ pub(super) const INPUT_SCALES: [&str; 2] = ["input_scale", "activation_scale"];
 
 /// An open Hugging Face folder: its configuration, and its weights, which have been checked against each other.
 ///
-/// It may be an FP8 checkpoint of any layout that [`Quantization`](super::Quantization) describes. Static scales of inputs are
+/// It may be a checkpoint in FP8 or NVFP4 of any layout that [`Quantization`](super::Quantization) describes. Static scales of inputs are
 /// ignored, and copied when the folder is written, if the configuration says that inputs are dynamic. The example of
 /// [`save`](crate::save) opens one.
 #[derive(Debug)]
@@ -36,16 +37,18 @@ pub struct Folder {
     pub(super) path: PathBuf,
     /// The name in the files of each tensor whose specification has another one.
     old_names: bool,
-    /// For each FP8 weight, its scales.
+    /// For each weight in FP8 or NVFP4, its scales.
     pub(super) quantized: BTreeMap<String, Scales>,
 }
 
-/// The names of the tensors with the scales of an FP8 weight.
+/// The names of the tensors with the scales of a quantized weight.
 #[derive(Debug, Clone)]
 pub(super) struct Scales {
     pub(super) weight: String,
     pub(super) input: Option<String>,
     pub(super) granularity: WeightScales,
+    /// For a weight in NVFP4, the rest of what belongs to it.
+    pub(super) packed: Option<Packed>,
 }
 
 impl Folder {
@@ -132,8 +135,8 @@ impl Folder {
             _ if name.ends_with(".bias") && !is_of_family() => {
                 format!("a {family} model with this bias is not supported")
             }
-            _ if WEIGHT_SCALES.iter().chain(&INPUT_SCALES).any(|end| name.ends_with(end)) => {
-                "only the projections of the layers can be FP8".to_owned()
+            _ if WEIGHT_SCALES.iter().chain(&INPUT_SCALES).chain(&PACKED).any(|end| name.ends_with(end)) => {
+                "only the projections of the layers can be quantized".to_owned()
             }
             _ => format!("remove it, or use the {CONFIG} that belongs to these files"),
         };
@@ -152,6 +155,9 @@ impl Folder {
         name: &str,
         expected: &mut BTreeSet<String>,
     ) -> Result<(), String> {
+        if self.check_packed(spec, name, expected)? {
+            return Ok(());
+        }
         let info = self.weights.info(name);
         let info = info.ok_or_else(|| {
             let text = format!("tensor `{name}` is missing: {CONFIG} describes a model with it");
@@ -232,6 +238,7 @@ impl Folder {
             weight: scale.clone(),
             input: input.first().cloned(),
             granularity: quantization.weights,
+            packed: None,
         };
         self.quantized.insert(name.to_owned(), scales);
         Ok(())
@@ -249,6 +256,8 @@ impl Folder {
         let is_inverse = scale.ends_with(WEIGHT_SCALES[0]);
         let is_fitting = match (quantization.method, granularity) {
             (QuantMethod::CompressedTensors, _) => !is_inverse,
+            // Its weights are in NVFP4.
+            (QuantMethod::ModelOpt, _) => false,
             (QuantMethod::Fp8, WeightScales::Block(_)) => is_inverse,
             (QuantMethod::Fp8, _) => true,
         };
@@ -263,6 +272,7 @@ impl Folder {
                 WeightScales::Tensor => shape.iter().all(|&extent| extent == 1),
                 WeightScales::Channel => shape == grid || shape == [rows],
                 WeightScales::Block(_) => shape == grid,
+                WeightScales::TensorGroup => false,
             };
         if !is_right {
             let text = format!("`{scale}` has shape {shape:?}: `quantization_config` asks for {grid:?}");
@@ -293,8 +303,13 @@ impl Folder {
         Error::File { path: self.path.clone(), problem }
     }
 
+    /// Returns dtype and shape of a tensor. A weight in NVFP4 is F4 and has the shape that the model gives it.
     pub(super) fn info(&self, name: &str) -> Result<&WeightInfo> {
-        self.weights.info(name).ok_or_else(|| self.problem(format!("there is no tensor `{name}`")))
+        let packed = self.quantized.get(name).and_then(|scales| scales.packed.as_ref());
+        packed
+            .map(|packed| &packed.info)
+            .or_else(|| self.weights.info(name))
+            .ok_or_else(|| self.problem(format!("there is no tensor `{name}`")))
     }
 }
 

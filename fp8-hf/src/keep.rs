@@ -1,13 +1,15 @@
-//! FP8 weights that a model keeps as the codes and factors of the files.
+//! Quantized weights that a model keeps as the codes and factors of the files.
 
 use super::config::WeightScales;
 use super::folder::Folder;
 use super::parameter_source::ParameterSource;
 use crate::{Error, Result};
-use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::{Encoding, Fp8Tensor, Tensor};
+use fp8_kernels::fp8_format::{Blocks, E4M3, TensorScale};
+use fp8_kernels::{Device, Encoding, Fp8Tensor, Shape, Tensor};
 use fp8_nn::{Gpt, Parameter};
-use fp8_recipe::{BlockScaling, CurrentScaling, Format, QParams, QParamsByRole, Recipe, WeightQuantizer};
+use fp8_recipe::{
+    BlockScaling, CurrentScaling, Format, Nvfp4, QParams, QParamsByRole, Recipe, WeightQuantizer,
+};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,20 +17,21 @@ use std::sync::Arc;
 /// The side of the blocks that a GEMM multiplies.
 const BLOCK: usize = 128;
 
-/// Selects what [`Folder::load`] does with FP8 weights. The example of [`Folder::recipe`] keeps them.
+/// Selects what [`Folder::load`] does with weights in FP8 or NVFP4. The example of [`Folder::recipe`] keeps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fp8Weights {
     /// Their values become parameters in high precision. Default.
     #[default]
     Dequantize,
-    /// Parameters hold the codes of the files and their factors, one byte a weight, as
+    /// Parameters hold the codes of the files and their factors, one byte a weight in FP8 and 4.5 bits in NVFP4, as
     /// [`quantize_weights`](fp8_nn::quantize_weights) stores them. In high precision they are dequantized for each use, so results
     /// are those of [`Dequantize`](Self::Dequantize). [`Folder::recipe`] is the recipe whose GEMMs read the codes.
     ///
     /// A parameter that holds several tensors, such as q, k and v, has one granularity. If their scales differ, all weights of
     /// the model get a factor for each row. If their blocks of 128 × 128 do not fit together, because a number of rows is no multiple
     /// of 128, all weights get a factor for each 128 elements of a row. Both repeat the factors of the files, so that values are
-    /// the same. A parameter with a tensor that is not FP8 is dequantized, and so are blocks whose width is no multiple of 128:
+    /// the same. A parameter with a tensor that is not FP8 is dequantized, and so are blocks whose width is no multiple of 128, and a
+    /// parameter in NVFP4 of several tensors that have different factors of the whole:
     /// [`Parameter::fp8`] is `None` then, and `tracing` reports it. The weights are frozen.
     Keep,
 }
@@ -44,6 +47,7 @@ impl Folder {
         };
         match quantization.weights {
             WeightScales::Channel => Ok(Ok(Some(Blocks::Row))),
+            WeightScales::TensorGroup => Ok(Ok(Some(Blocks::B1x16))),
             WeightScales::Block([BLOCK, BLOCK]) if self.do_blocks_fit()? => Ok(Ok(Some(Blocks::B128x128))),
             WeightScales::Block([_, width]) if width.is_multiple_of(BLOCK) => Ok(Ok(Some(Blocks::B1x128))),
             WeightScales::Block([rows, cols]) => Ok(Err(format!(
@@ -80,17 +84,26 @@ impl Folder {
     }
 
     /// Returns why a parameter cannot be kept as codes, or `None` if it can in a model of the form [`form`](Self::form).
-    pub(super) fn why_dequantized(&self, source: &ParameterSource) -> Option<&'static str> {
+    pub(super) fn why_dequantized(&self, source: &ParameterSource) -> Result<Option<&'static str>> {
         if !self.is_all_quantized(source) {
-            return Some("some of its tensors are not FP8");
+            return Ok(Some("some of its tensors are not quantized"));
         }
         if source.is_transposed {
-            return Some("it is stored as in × out");
+            return Ok(Some("it is stored as in × out"));
         }
-        let is_e4m3 = |tensor: &String| {
-            self.weights.info(self.stored(tensor)).is_some_and(|info| info.dtype == Dtype::F8_E4M3)
-        };
-        if source.tensors.iter().all(is_e4m3) { None } else { Some("its codes are not E4M3") }
+        let mut factors = None;
+        for tensor in &source.tensors {
+            let name = self.stored(tensor);
+            if !matches!(self.info(name)?.dtype, Dtype::F8_E4M3 | Dtype::F4) {
+                return Ok(Some("its codes are not E4M3"));
+            }
+            let packed = self.quantized.get(name).and_then(|scales| scales.packed.as_ref());
+            let own = packed.map(|packed| self.tensor_scale(packed)).transpose()?;
+            if *factors.get_or_insert(own) != own {
+                return Ok(Some("its tensors have different factors of the whole"));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns whether every tensor of a parameter is an FP8 weight.
@@ -108,6 +121,7 @@ pub(super) fn recipe_of(form: Form) -> Recipe {
 pub(super) fn recipe_with(form: Form, input: QParams) -> Recipe {
     let quant = QParamsByRole { input, ..Default::default() };
     match form {
+        Some(Blocks::B1x16) => Nvfp4 { disable_2d_quantization: true, ..Default::default() }.into(),
         None => CurrentScaling { fp8_format: Format::E4M3, quant, ..Default::default() }.into(),
         Some(Blocks::Row) => CurrentScaling { quant, ..CurrentScaling::rowwise() }.into(),
         Some(blocks) => {
@@ -153,7 +167,7 @@ impl<'a> Keeper<'a> {
         }
         let slot = parameter.weight_slot().map(|slot| slot.name().clone());
         let quantizer = slot.and_then(|slot| self.quantizers.get(&slot));
-        if let Some(why) = self.folder.why_dequantized(source) {
+        if let Some(why) = self.folder.why_dequantized(source)? {
             return Ok(dequantized(parameter, why));
         }
         let Some(quantizer) = quantizer else {
@@ -161,6 +175,10 @@ impl<'a> Keeper<'a> {
         };
         let (shape, device) = (*parameter.shape(), parameter.device().clone());
         let [rows, cols] = shape.matrix();
+        if self.form == Some(Blocks::B1x16) {
+            parameter.store_codes(self.packed(source, shape, &device, reads)?, quantizer)?;
+            return Ok(true);
+        }
         let (codes, factors) = match reads {
             true => self.read(source, [rows, cols])?,
             false => {
@@ -183,14 +201,41 @@ impl<'a> Keeper<'a> {
         Ok(true)
     }
 
+    /// Reads a parameter in NVFP4, or makes one of codes of 0.
+    fn packed(
+        &self,
+        source: &ParameterSource,
+        shape: Shape,
+        device: &Device,
+        reads: bool,
+    ) -> Result<Fp8Tensor> {
+        let [rows, cols] = shape.matrix();
+        let grid = Blocks::B1x16.grid(rows, cols);
+        let bytes = rows * cols.div_ceil(2);
+        let (mut codes, mut groups) = (buffer(bytes)?, buffer(grid.iter().product())?);
+        let mut factors = TensorScale::from_encode(1.0);
+        for tensor in source.tensors.iter().filter(|_| reads) {
+            let scales = self.folder.quantized.get(self.folder.stored(tensor));
+            let Some((scales, packed)) = scales.and_then(|scales| Some((scales, scales.packed.as_ref()?)))
+            else {
+                continue;
+            };
+            let all = 0..packed.info.shape[0];
+            codes.extend(self.folder.packed_rows(packed, &all)?);
+            groups.extend(self.folder.group_scales(&scales.weight, &all)?.into_iter().map(E4M3::to_bits));
+            factors = self.folder.tensor_scale(packed)?;
+        }
+        // Codes that are not read are 0.
+        codes.resize(bytes, 0);
+        groups.resize(grid.iter().product(), 0);
+        let codes = Tensor::from_vec(codes, [rows, cols.div_ceil(2)], device)?;
+        let groups = Tensor::from_vec(groups, grid, device)?;
+        Ok(Fp8Tensor::from_nvfp4(codes, shape, Blocks::B1x16, groups, factors)?)
+    }
+
     /// Reads the codes of all tensors of a parameter, and the factors in the form of the model.
     fn read(&self, source: &ParameterSource, [rows, cols]: [usize; 2]) -> Result<(Vec<u8>, Vec<f32>)> {
-        let (mut codes, mut factors) = (Vec::new(), Vec::new());
-        let bytes = rows * cols;
-        codes.try_reserve_exact(bytes).map_err(|_| {
-            let op = "load";
-            fp8_kernels::Error::HostAllocation { op, bytes }
-        })?;
+        let (mut codes, mut factors) = (buffer(rows * cols)?, Vec::new());
         for tensor in &source.tensors {
             let name = self.folder.stored(tensor);
             let [height, _] = self.folder.info(name)?.matrix();
@@ -217,8 +262,16 @@ impl<'a> Keeper<'a> {
     }
 }
 
+/// Returns an empty buffer with room for so many bytes.
+fn buffer(bytes: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    let full = |_| fp8_kernels::Error::HostAllocation { op: "load", bytes };
+    buffer.try_reserve_exact(bytes).map_err(full)?;
+    Ok(buffer)
+}
+
 fn dequantized(parameter: &Parameter, why: &'static str) -> bool {
-    tracing::warn!(parameter = %parameter.name(), why, "FP8 weight is dequantized");
+    tracing::warn!(parameter = %parameter.name(), why, "quantized weight is dequantized");
     false
 }
 

@@ -7,6 +7,7 @@ mod adapter;
 mod atomic_folder;
 mod calibrate;
 mod carried;
+mod checkpoint_source;
 mod config;
 #[cfg(feature = "tokenizer")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tokenizer")))]
@@ -24,6 +25,7 @@ mod json;
 mod keep;
 mod model;
 mod output;
+mod packed;
 mod parameter_source;
 mod part;
 mod plan;

@@ -5,7 +5,7 @@ use super::encode;
 use super::family::{TensorKind, TensorSpec};
 use super::folder::Folder;
 use super::quantize_options::QuantizeOptions;
-use super::scheme::{BLOCK, Scheme};
+use super::scheme::Scheme;
 use crate::{Error, Result};
 use fp8_nn::matches_name;
 use safetensors::Dtype;
@@ -103,7 +103,7 @@ impl Plan {
             }
         }
         let split_groups = split_groups(&linears, is_ignored);
-        if options.scheme == Scheme::Vllm {
+        if options.scheme.shares_in_groups() {
             expect_whole_groups(&linears, is_ignored)?;
         }
         let (mut plan, mut groups) = (
@@ -117,15 +117,14 @@ impl Plan {
                 continue;
             }
             let matrix = matrix(spec)?;
-            if options.scheme == Scheme::Block128
-                && !matrix.shape.iter().all(|side| side.is_multiple_of(BLOCK))
-            {
+            let sides = matrix.shape.iter().zip(options.scheme.multiples());
+            if !sides.into_iter().all(|(side, of)| side.is_multiple_of(of)) {
                 if plan.ragged.is_empty() {
                     first_ragged = matrix.shape;
                 }
                 plan.ragged.push(matrix.name.clone());
             }
-            match options.scheme == Scheme::Vllm && spec.kind != TensorKind::Linear {
+            match options.scheme.shares_in_groups() && spec.kind != TensorKind::Linear {
                 true => {
                     let at =
                         *groups.entry((spec.layer, spec.kind == TensorKind::Qkv)).or_insert(plan.units.len());
@@ -142,6 +141,7 @@ impl Plan {
             let [rows, cols] = first_ragged;
             return Err(Error::Ragged {
                 scheme: options.scheme.to_string(),
+                multiple: options.scheme.multiples()[1],
                 layer: name.clone(),
                 rows,
                 cols,
@@ -169,8 +169,15 @@ impl Plan {
             Err(Error::Option { part: "quantize".into(), option: "input_scales", value, remedy })
         };
         if !scales.is_empty() && !options.scheme.takes_input_scales() {
-            let remedy = format!("inputs are dynamic with scheme {}: use tensor or vllm", options.scheme);
+            let of_inputs = if options.scheme.is_nvfp4() { "in high precision" } else { "dynamic" };
+            let remedy =
+                format!("inputs are {of_inputs} with scheme {}: use tensor, vllm or nvfp4", options.scheme);
             return refused(format!("{} scales", scales.len()), remedy);
+        }
+        if scales.is_empty() && options.scheme == Scheme::Nvfp4 {
+            let remedy = "nvfp4 needs the scale of each layer's input, as calibrate returns them: or use nvfp4a16, which leaves \
+                          inputs in high precision";
+            return refused("none".to_owned(), remedy.to_owned());
         }
         let modules: Vec<&str> = self.units.iter().flatten().map(|matrix| module(&matrix.name)).collect();
         for name in modules.iter().filter(|_| !scales.is_empty()) {

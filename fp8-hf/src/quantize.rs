@@ -1,15 +1,14 @@
-//! Quantization of a folder to FP8, streaming: memory is bounded whatever the size of the model.
+//! Quantization of a folder to FP8 or NVFP4, streaming: memory is bounded whatever the size of the model.
 
-use super::config::WeightScales;
-use super::encode::{self, Divisor, Encoder};
+use super::config::{GROUP, WeightScales};
+use super::encode::{self, Divisor, Encoder, Fp4Rows};
 use super::folder::Folder;
 use super::jobs::{self, Countdown, Monitor};
 use super::output::{Copy, Entry, Layout, Output, Spot};
 use super::plan::{Matrix, Plan, module};
 use super::quantize_options::QuantizeOptions;
-use super::scheme::{BLOCK, Scheme};
+use super::scheme::{BLOCK, Part, Scheme};
 use crate::Result;
-use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -50,11 +49,13 @@ pub struct Quantized {
     pub bytes_after: u64,
 }
 
-/// Writes the model of `folder` to the new folder `out` with FP8 weights.
+/// Writes the model of `folder` to the new folder `out` with weights in FP8 or NVFP4.
 ///
 /// The projections of each layer are quantized; embeddings, norms, biases and `lm_head` keep their bytes. For all elements that
 /// share a scale, scale = amax / 448 and code = E4M3(x / scale), both in f32, which gives the bytes of compressed-tensors, and
-/// of transformers' own layouts. `config.json` keeps its fields and gets a `quantization_config`; tokenizer, chat template and
+/// of transformers' own layouts. In NVFP4 codes, scales and factors are those of
+/// [`quantize_nvfp4`](fp8_format::slice::Codec::quantize_nvfp4), as compressed-tensors writes them for f32 weights but for blocks whose
+/// scale is 0, for which it writes 0.125. `config.json` keeps its fields and gets a `quantization_config`; tokenizer, chat template and
 /// generation files are copied. The folder appears whole or not at all ([`AtomicFolder`](crate::AtomicFolder)).
 ///
 /// Each thread needs 2 MiB of memory, or a row of blocks if that is more. Weights are read once, and those of more than 1 MiB
@@ -117,12 +118,13 @@ pub fn quantize(
         let file = folder.weights.file_of(name).unwrap_or_default().to_owned();
         let entry = |name: String, dtype, shape| Entry { file: file.clone(), name, dtype, shape };
         if let Some(matrix) = by_name.get(name) {
-            let (end, shape) = options.scheme.scales(matrix.shape);
             if !options.input_scales.is_empty() {
-                entries.push(entry(input_scale(name), Dtype::F32, shape.clone()));
+                let Part { end, dtype, shape } = options.scheme.input();
+                entries.push(entry(format!("{}.{end}", module(name)), dtype, shape));
             }
-            entries.push(entry(format!("{}.{end}", module(name)), Dtype::F32, shape));
-            entries.push(entry(name.to_owned(), Dtype::F8_E4M3, info.shape.clone()));
+            for Part { end, dtype, shape } in options.scheme.parts(matrix.shape) {
+                entries.push(entry(format!("{}.{end}", module(name)), dtype, shape));
+            }
         } else {
             entries.push(entry(name.to_owned(), info.dtype, info.shape.clone()));
         }
@@ -134,8 +136,9 @@ pub fn quantize(
     let output = layout.create(out, Some(folder.path()))?;
     for name in by_name.keys() {
         let scale = options.input_scales.get(module(name));
-        if let (Some(spot), Some(scale)) = (output.spot(&input_scale(name)), scale) {
-            output.write(spot, 0, &scale.to_le_bytes())?;
+        let input = format!("{}.{}", module(name), options.scheme.input().end);
+        if let (Some(spot), Some(&scale)) = (output.spot(&input), scale) {
+            output.write(spot, 0, &options.scheme.input_value(scale).to_le_bytes())?;
         }
     }
     let threads = jobs::threads(options.threads);
@@ -166,11 +169,6 @@ pub fn quantize(
     })
 }
 
-/// Returns the name of the static scale of a weight's input.
-fn input_scale(weight: &str) -> String {
-    format!("{}.input_scale", module(weight))
-}
-
 /// All jobs of a quantization.
 struct Work<'a> {
     folder: &'a Folder,
@@ -193,6 +191,8 @@ struct Target<'a> {
     matrix: &'a Matrix,
     codes: Spot,
     scales: Spot,
+    /// The place of the factor of the whole in NVFP4.
+    tensor_scale: Option<Spot>,
 }
 
 enum Job {
@@ -219,12 +219,18 @@ impl<'a> Work<'a> {
             output.spot(name).ok_or_else(|| folder.problem(format!("`{name}` has no place in the output")))
         };
         let target = |matrix: &'a Matrix| {
-            let (end, _) = scheme.scales(matrix.shape);
-            let scales = spot(&format!("{}.{end}", module(&matrix.name)))?;
-            Ok(Target { matrix, codes: spot(&matrix.name)?, scales })
+            let parts = scheme.parts(matrix.shape);
+            let part = |index: usize| {
+                let end = parts.get(index).map(|part| part.end)?;
+                Some(spot(&format!("{}.{end}", module(&matrix.name))))
+            };
+            let missing =
+                || folder.problem(format!("`{}` has no codes or scales in the output", matrix.name));
+            let of = |index: usize| part(index).unwrap_or_else(|| Err(missing()));
+            Ok(Target { matrix, codes: of(0)?, scales: of(1)?, tensor_scale: part(2).transpose()? })
         };
         let mut work = Self { folder, scheme, units: Vec::new(), jobs: Vec::new() };
-        let has_one_scale = scheme.granularity() == WeightScales::Tensor;
+        let has_one_scale = matches!(scheme.granularity(), WeightScales::Tensor | WeightScales::TensorGroup);
         // The amax of a unit is read while the codes of the one before are written.
         let mut behind = Vec::new();
         for (index, unit) in plan.units.iter().enumerate() {
@@ -289,8 +295,7 @@ impl<'a> Work<'a> {
                 let mut begin = 0;
                 for target in &unit.matrices {
                     let end = begin + target.matrix.bytes();
-                    let divisor = self.scheme.rule().divisor(amax);
-                    self.one_scale(target, 0, &bytes[begin..end], divisor, encoder, codes, output)?;
+                    self.with_amax(target, 0, &bytes[begin..end], amax, encoder, codes, output)?;
                     begin = end;
                 }
                 Ok(())
@@ -309,12 +314,12 @@ impl<'a> Work<'a> {
                 let target = &unit.matrices[*at];
                 self.read(target.matrix, rows, bytes)?;
                 match self.scheme.granularity() {
-                    WeightScales::Tensor => {
+                    WeightScales::Tensor | WeightScales::TensorGroup => {
                         if !run.wait(&unit.reading) {
                             return Ok(());
                         }
-                        let divisor = self.scheme.rule().divisor(f32::from_bits(unit.amax.load(Relaxed)));
-                        self.one_scale(target, rows.start, bytes, divisor, encoder, codes, output)
+                        let amax = f32::from_bits(unit.amax.load(Relaxed));
+                        self.with_amax(target, rows.start, bytes, amax, encoder, codes, output)
                     }
                     WeightScales::Channel => {
                         self.many_scales(target, rows, [1, usize::MAX], bytes, encoder, codes, output)
@@ -343,6 +348,34 @@ impl<'a> Work<'a> {
             "`{}` is infinite or NaN in row {row}, column {column}: expected finite weights",
             matrix.name
         ))
+    }
+
+    /// Writes rows of a matrix whose codes need the amax of the whole.
+    #[expect(clippy::too_many_arguments, reason = "the buffers of a thread are borrowed one by one")]
+    fn with_amax(
+        &self,
+        target: &Target<'_>,
+        first: usize,
+        bytes: &[u8],
+        amax: f32,
+        encoder: &mut Encoder,
+        codes: &mut Vec<u8>,
+        output: &Output,
+    ) -> Result<()> {
+        let Some(tensor_scale) = target.tensor_scale else {
+            let divisor = self.scheme.rule().divisor(amax);
+            return self.one_scale(target, first, bytes, divisor, encoder, codes, output);
+        };
+        let [_, cols] = target.matrix.shape;
+        let Fp4Rows { codes, scales, tensor } =
+            encode::nvfp4_rows(bytes, target.matrix.dtype, cols, amax, codes)
+                .map_err(|error| self.folder.problem(format!("`{}`: {error}", target.matrix.name)))?;
+        output.write(target.codes, (first * cols.div_ceil(2)) as u64, codes)?;
+        output.write(target.scales, (first * cols.div_ceil(GROUP)) as u64, &scales)?;
+        if first == 0 {
+            output.write(tensor_scale, 0, &tensor.encode().to_le_bytes())?;
+        }
+        Ok(())
     }
 
     /// Writes rows of a matrix with one scale.

@@ -23,11 +23,13 @@ impl Folder {
     /// | dynamic, one scale | [`CurrentScaling`](fp8_recipe::CurrentScaling) |
     /// | by token | [`CurrentScaling::rowwise`](fp8_recipe::CurrentScaling::rowwise) |
     /// | by 128 columns | [`BlockScaling`](fp8_recipe::BlockScaling) with f32 scales |
+    /// | in NVFP4 | [`Nvfp4`](fp8_recipe::Nvfp4) with 1 × 16 weights |
     ///
     /// Weights have the recipe of their own granularity, by name where it differs from that of inputs. Layers whose weights are
     /// not kept as codes run in high precision: those that are not quantized, and those whose codes are E5M2 or stored as
     /// in × out. With `scale_fmt` "ue8m0", the scales of inputs are powers of two. An input x becomes E4M3(x · scale) with scale
-    /// = 448 / amax; peers compute x / (amax / 448), which gives the neighbouring code for about one element in ten thousand.
+    /// = 448 / amax; peers compute x / (amax / 448), which gives the neighbouring code for about one element in ten thousand. In NVFP4
+    /// the factor of a whole input is computed from the input; the one of the files is not used.
     ///
     /// ```
     /// use fp8_hf::{self as hf, Config, Folder, Fp8Weights, LoadOptions, QuantizeOptions};
@@ -68,6 +70,7 @@ impl Folder {
             InputScales::Static | InputScales::Tensor => None,
             InputScales::Token => Some(Blocks::Row),
             InputScales::Group(128) => Some(Blocks::B1x128),
+            InputScales::TensorGroup => Some(Blocks::B1x16),
             InputScales::Group(columns) => {
                 return Err(none(format!(
                     "inputs are quantized by {columns} columns: GEMMs multiply groups of 128 alone"
@@ -75,7 +78,7 @@ impl Folder {
             }
         };
         let weights = self.form()?.map_err(none)?;
-        let is_block = |form: Form| matches!(form, Some(Blocks::B1x128 | Blocks::B128x128));
+        let is_block = |form: Form| matches!(form, Some(Blocks::B1x128 | Blocks::B128x128 | Blocks::B1x16));
         let of_blocks = [inputs, weights].map(is_block);
         if of_blocks[0] != of_blocks[1] {
             let text = "weights in blocks need inputs in groups of 128 columns, and vice versa";
@@ -161,7 +164,7 @@ impl Folder {
                     scale = Some(scale.map_or(own, |most| most.max(own)));
                 }
             }
-            layers.push((layer.to_owned(), self.why_dequantized(&source).is_none(), scale));
+            layers.push((layer.to_owned(), self.why_dequantized(&source)?.is_none(), scale));
         }
         Ok(layers)
     }

@@ -166,27 +166,35 @@ impl Folder {
         let main = self.main_dtype();
         // `None` is a tensor that keeps its bytes.
         let (mut entries, mut fates) = (Vec::new(), Vec::new());
-        for name in self.weights.names() {
+        for stored in self.weights.names() {
+            let file = self.weights.file_of(stored).unwrap_or_default().to_owned();
+            let name = self.logical(stored);
             let info = self.info(name)?;
-            let file = self.weights.file_of(name).unwrap_or_default().to_owned();
             let fate = match targets.get(name) {
                 None if self.is_scale(name) && !keeps_fp8 => continue,
                 None => None,
                 Some(_) if self.is_quantized(name) && keeps_fp8 => None,
                 Some(target) => {
-                    let stored = float(info.dtype);
-                    let written = dtype.or(stored).unwrap_or(main);
-                    let keeps = stored == Some(written)
+                    let own = float(info.dtype);
+                    let written = dtype.or(own).unwrap_or(main);
+                    let keeps = own == Some(written)
                         && is_rounded(written, target.info.exact)
                         && self.is_unchanged(name, target, source)?;
                     if keeps { None } else { Some((target, written)) }
                 }
             };
-            entries.push(match fate {
-                Some((target, dtype)) => entry(file, name, target, dtype),
-                None => Entry { file, name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone() },
-            });
-            fates.push((name, fate));
+            match fate {
+                Some((target, dtype)) => {
+                    entries.push(entry(file, name, target, dtype));
+                    fates.push((name, fate));
+                }
+                None => {
+                    let info = self.weights.info(stored).unwrap_or(info);
+                    let (dtype, shape) = (info.dtype, info.shape.clone());
+                    entries.push(Entry { file, name: stored.to_owned(), dtype, shape });
+                    fates.push((stored, fate));
+                }
+            }
         }
         let mut config = self.config.clone();
         if !keeps_fp8 {

@@ -1,12 +1,12 @@
 //! Values of tensors: widened to f32, dequantized where they are FP8, or as codes with their scales.
 
-use super::config::WeightScales;
+use super::config::{GROUP, WeightScales};
 use super::folder::{Folder, Scales, is_float, is_of_cache};
 use super::jobs;
 use super::targets::float;
 use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
-use fp8_format::{E4M3, E5M2, E8M0, slice};
+use fp8_format::{E4M3, E5M2, E8M0, TensorScale, slice};
 use fp8_kernels::DType;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -18,25 +18,29 @@ const PART: usize = 1 << 19;
 /// Elements of rows that are read at a time for some of their columns.
 const COLUMNS: usize = 1 << 22;
 
-/// Rows of an FP8 weight as they are stored, from [`Folder::codes`].
+/// Rows of a weight in FP8 or NVFP4 as they are stored, from [`Folder::codes`].
 ///
-/// value = code · scale. The example of [`quantize`](crate::quantize) reads one.
+/// value = code · scale, and (code · scale) · [`TensorScale::decode`] in NVFP4. The example of [`quantize`](crate::quantize) reads one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fp8Weight {
-    /// The codes, row by row.
+    /// The codes, row by row. In NVFP4 a byte has two of them, the first in its low half, and a row of an odd number ends with a
+    /// zero half.
     pub codes: Vec<u8>,
-    /// F8_E4M3 or F8_E5M2.
+    /// F8_E4M3, F8_E5M2, or F4 for NVFP4.
     pub dtype: Dtype,
     /// The scales of the whole weight, row by row of their grid.
     pub scales: Vec<f32>,
+    /// The factors of the whole weight in NVFP4.
+    pub tensor_scale: Option<TensorScale>,
     /// The elements that share a scale.
     pub granularity: WeightScales,
-    /// The static scale of the layer's input, if the file has one.
+    /// The static scale of the layer's input, if the file has one: in NVFP4 as the file has it, the factor that inputs are multiplied by
+    /// (compressed-tensors) or its inverse (ModelOpt).
     pub input_scale: Option<f32>,
 }
 
 impl Folder {
-    /// Reads rows of a tensor as f32, dequantized if it is FP8. A vector has rows of one element. The example of
+    /// Reads rows of a tensor as f32, dequantized if it is FP8 or NVFP4. A vector has rows of one element. The example of
     /// [`save`](crate::save) reads some.
     ///
     /// # Errors
@@ -53,6 +57,9 @@ impl Folder {
             widen(&bytes, info.dtype, &mut values);
             return Ok(values);
         };
+        if let Some(packed) = &scales.packed {
+            return self.packed_values(scales, packed, &rows);
+        }
         let weight = self.codes(name, rows.clone())?;
         let [height, cols] = self.info(name)?.matrix();
         let mut values = vec![0.0; weight.codes.len()];
@@ -157,16 +164,19 @@ impl Folder {
         Ok(())
     }
 
-    /// Returns true if the tensor is an FP8 weight with scales.
+    /// Returns true if the tensor is a weight in FP8 or NVFP4, with its scales.
     #[must_use]
     pub fn is_quantized(&self, name: &str) -> bool {
         self.quantized.contains_key(name)
     }
 
-    /// Returns true if the tensor is a scale of an FP8 weight, of a layer's input, or of a cache.
+    /// Returns true if the tensor is a scale of a quantized weight, of a layer's input, or of a cache.
     pub(super) fn is_scale(&self, name: &str) -> bool {
         let is_it = |other: &String| other == name;
-        let is_of = |scales: &Scales| is_it(&scales.weight) || scales.input.iter().any(is_it);
+        let is_of = |scales: &Scales| {
+            let of_tensor = scales.packed.as_ref().is_some_and(|packed| is_it(&packed.tensor_scale));
+            is_it(&scales.weight) || scales.input.iter().any(is_it) || of_tensor
+        };
         (self.config.quantization.is_some() && is_of_cache(name)) || self.quantized.values().any(is_of)
     }
 
@@ -177,10 +187,10 @@ impl Folder {
         info.and_then(|info| float(info.dtype)).unwrap_or(DType::F32)
     }
 
-    /// Reads rows of an FP8 weight as codes, with all scales of the weight.
+    /// Reads rows of a weight in FP8 or NVFP4 as codes, with all scales of the weight.
     ///
     /// # Errors
-    /// [`Error::File`] if this is no FP8 weight, a row is not there, or a scale is not finite and positive; [`Error::Io`]
+    /// [`Error::File`] if this is no such weight, a row is not there, or a scale is not finite and positive; [`Error::Io`]
     /// if the file cannot be read.
     pub fn codes(&self, name: &str, rows: Range<usize>) -> Result<Fp8Weight> {
         let info = self.info(name)?;
@@ -190,10 +200,19 @@ impl Folder {
             Some(input) => self.scales(input)?.first().copied(),
             None => None,
         };
+        let (codes, factors, tensor_scale) = match &scales.packed {
+            None => (read_rows(&self.weights, name, info, &rows)?, self.scales(&scales.weight)?, None),
+            Some(packed) => {
+                let groups = self.group_scales(&scales.weight, &(0..info.matrix()[0]))?;
+                let factors = groups.into_iter().map(E4M3::to_f32).collect();
+                (self.packed_rows(packed, &rows)?, factors, Some(self.tensor_scale(packed)?))
+            }
+        };
         Ok(Fp8Weight {
-            codes: read_rows(&self.weights, name, info, &rows)?,
+            codes,
             dtype: info.dtype,
-            scales: self.scales(&scales.weight)?,
+            scales: factors,
+            tensor_scale,
             granularity: scales.granularity,
             input_scale,
         })
@@ -236,6 +255,7 @@ pub(super) fn scale_row(
         WeightScales::Tensor => (0, usize::MAX),
         WeightScales::Channel => (row, usize::MAX),
         WeightScales::Block([height, width]) => (row / height, width),
+        WeightScales::TensorGroup => (row, GROUP),
     };
     let width = width.min(values.len().max(1));
     let scales = scales.iter().skip(down * across);

@@ -11,7 +11,7 @@ mod store;
 use crate::{Cut, Error, Placement, Result, TensorParallel};
 pub(crate) use agreement::{Agreement, LoadedState};
 use fp8::Fp8Value;
-pub(crate) use fp8::{NOT_CUT, SCALE_INV, StoredPart, overwrite_codes};
+pub(crate) use fp8::{NOT_CUT, SCALE_INV, StoredPart, TENSOR_SCALE, overwrite_codes};
 use fp8_kernels::{DType, Device, Fp8Tensor, MemoryKind, Operand, Shape, Tensor, ops};
 use fp8_recipe::{Forward, SlotName, WeightQuantizer, WeightVersion};
 pub(crate) use gradient::{Event, Gradient};
@@ -284,9 +284,12 @@ impl Parameter {
         }
     }
 
-    /// Returns the shape.
+    /// Returns the shape of the values, which codes of 4 bits do not have: two are in a byte.
     pub fn shape(&self) -> &Shape {
-        self.tensor().shape()
+        match &self.value {
+            Value::High(tensor) => tensor.shape(),
+            Value::Fp8(value) => value.codes.shape(),
+        }
     }
 
     /// Returns the device that the parameter is on.

@@ -86,7 +86,8 @@ impl Adapter {
         let is_fp8 = folder.config.quantization.is_some();
         let main = folder.main_dtype();
         let mut targets = Vec::new();
-        for name in folder.weights.names().filter(|name| !(is_fp8 && folder.is_scale(name))) {
+        let names = folder.weights.names().filter(|name| !(is_fp8 && folder.is_scale(name)));
+        for name in names.map(|name| folder.logical(name)) {
             let info = folder.info(name)?;
             let (stored, module) = (float(info.dtype), modules.get(name).copied());
             if module.is_some() && stored.is_none() && !folder.is_quantized(name) {
@@ -107,7 +108,7 @@ impl Adapter {
 
 impl Target<'_> {
     fn entry(&self, folder: &Folder) -> Result<Entry> {
-        let file = folder.weights.file_of(self.name).unwrap_or_default().to_owned();
+        let file = folder.weights.file_of(folder.codes_of(self.name)).unwrap_or_default().to_owned();
         let dtype = self.dtype.map_or(folder.info(self.name)?.dtype, file_dtype);
         Ok(Entry { file, name: self.name.to_owned(), dtype, shape: self.shape.to_vec() })
     }

@@ -3,10 +3,10 @@
 use super::fields::Fields;
 use serde_json::{Map, Value};
 
-/// The `quantization_config` of a checkpoint, which describes how its FP8 matrices are stored.
+/// The `quantization_config` of a checkpoint, which describes how its matrices in FP8 or NVFP4 are stored.
 ///
-/// Every scale in a file is a dequantization factor: value = code · scale. The example of
-/// [`quantize`](crate::quantize) reads one.
+/// Every scale of FP8 in a file is a dequantization factor: value = code · scale. Weights in NVFP4 have a second one, of the whole tensor:
+/// [`WeightScales::TensorGroup`]. The example of [`quantize`](crate::quantize) reads one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantization {
     /// The format, which decides the names of the tensors.
@@ -22,15 +22,20 @@ pub struct Quantization {
     pub ignored: Vec<String>,
 }
 
-/// The format of an FP8 checkpoint. The example of [`quantize`](crate::quantize) reads one in a [`Quantization`].
+/// The format of a quantized checkpoint. The example of [`quantize`](crate::quantize) reads one in a [`Quantization`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuantMethod {
-    /// `compressed-tensors`, format `float-quantized` or `naive-quantized`: scales are in `X.weight_scale`.
+    /// `compressed-tensors`, format `float-quantized` or `naive-quantized`: scales are in `X.weight_scale`. In the format
+    /// `nvfp4-pack-quantized`, codes are in `X.weight_packed`, and the factor that values were multiplied by is in
+    /// `X.weight_global_scale`.
     CompressedTensors,
     /// `fp8`: scales of blocks are in `X.weight_scale_inv`, those of whole tensors in `X.weight_scale` (vLLM) or
     /// `X.weight_scale_inv` (transformers).
     Fp8,
+    /// `modelopt`, algorithm `NVFP4`: codes are in `X.weight`, their scales in `X.weight_scale`, and the factor that values are
+    /// multiplied by when they are read is in `X.weight_scale_2`.
+    ModelOpt,
 }
 
 impl QuantMethod {
@@ -40,6 +45,7 @@ impl QuantMethod {
         match self {
             Self::CompressedTensors => "compressed-tensors",
             Self::Fp8 => "fp8",
+            Self::ModelOpt => "modelopt",
         }
     }
 }
@@ -55,7 +61,12 @@ pub enum WeightScales {
     Channel,
     /// A block of `[rows, columns]`, counted from the top left. Those at the end are smaller.
     Block([usize; 2]),
+    /// 16 columns of a row, beside a factor for the whole tensor: NVFP4, two codes a byte. value = (code · scale) · factor.
+    TensorGroup,
 }
+
+/// The columns of a row that share a scale in NVFP4.
+pub(crate) const GROUP: usize = 16;
 
 impl WeightScales {
     /// Returns the number of scales of a weight, down and across.
@@ -64,6 +75,7 @@ impl WeightScales {
             Self::Tensor => [1, 1],
             Self::Channel => [rows, 1],
             Self::Block([height, width]) => [rows.div_ceil(height), cols.div_ceil(width)],
+            Self::TensorGroup => [rows, cols.div_ceil(GROUP)],
         }
     }
 }
@@ -83,9 +95,15 @@ pub enum InputScales {
     Token,
     /// With amax / 448 of each group of this many columns of a token.
     Group(usize),
+    /// In NVFP4: with a scale for each 16 columns of a token, and a factor of the whole input from the file.
+    TensorGroup,
 }
 
-const METHODS: &str = "\"compressed-tensors\" or \"fp8\": other quantizations are not supported";
+const METHODS: &str =
+    "\"compressed-tensors\", \"fp8\" or \"modelopt\": other quantizations are not supported";
+
+/// The format of compressed-tensors for NVFP4.
+const NVFP4: &str = "nvfp4-pack-quantized";
 
 /// The names of the field, the one that wins first. Old files of Neural Magic have the second.
 pub(super) const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
@@ -99,6 +117,7 @@ pub(super) fn quantization(config: Fields<'_>) -> Result<Option<Quantization>, S
     match fields.text("quant_method")? {
         Some("compressed-tensors") => compressed_tensors(fields).map(Some),
         Some("fp8") => fp8(fields).map(Some),
+        Some("modelopt") => modelopt(fields).map(Some),
         _ => Err(fields.wrong("quant_method", METHODS)),
     }
 }
@@ -132,12 +151,39 @@ fn fp8(fields: Fields<'_>) -> Result<Quantization, String> {
     Ok(Quantization { method: QuantMethod::Fp8, weights, inputs, power_2_scales, ignored })
 }
 
+/// Reads what ModelOpt writes: `config.json` has groups as compressed-tensors does, or the fields of `hf_quant_config.json`.
+fn modelopt(fields: Fields<'_>) -> Result<Quantization, String> {
+    if fields.text("quant_algo")? != Some("NVFP4") {
+        return Err(fields.wrong("quant_algo", "\"NVFP4\": other algorithms are not supported"));
+    }
+    if fields.size("group_size")?.is_some_and(|size| size != GROUP) {
+        return Err(fields.wrong("group_size", "16"));
+    }
+    expect_plain_cache(fields)?;
+    if fields.get("kv_cache_quant_algo").is_some() {
+        return Err(fields.wrong("kv_cache_quant_algo", PLAIN_CACHE));
+    }
+    let mut ignored = fields.texts("ignore")?;
+    ignored.extend(fields.texts("exclude_modules")?);
+    Ok(Quantization {
+        method: QuantMethod::ModelOpt,
+        weights: WeightScales::TensorGroup,
+        inputs: InputScales::TensorGroup,
+        power_2_scales: false,
+        ignored,
+    })
+}
+
 fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
     // The second is the older name, and that of files with weights alone in FP8. Both have the same layout.
-    if !matches!(fields.text("format")?, Some("float-quantized" | "naive-quantized")) {
-        let expected = "\"float-quantized\" or \"naive-quantized\": other formats are not supported";
-        return Err(fields.wrong("format", expected));
-    }
+    let bits = match fields.text("format")? {
+        Some("float-quantized" | "naive-quantized") => 8,
+        Some(NVFP4) => 4,
+        _ => {
+            let expected = "\"float-quantized\", \"naive-quantized\" or \"nvfp4-pack-quantized\": other formats are not supported";
+            return Err(fields.wrong("format", expected));
+        }
+    };
     expect_plain_cache(fields)?;
     for key in ["sparsity_config", "transform_config"] {
         let is_dense = |object: &Map<String, Value>| {
@@ -165,11 +211,15 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
     };
     let path = group.path_of("weights");
     let weights = Fields::new(weights, &path);
-    expect_fp8(weights)?;
+    expect_floats(weights, bits)?;
     if weights.flag("dynamic")? == Some(true) {
         return Err(weights.wrong("dynamic", "false: the scales of weights are in the files"));
     }
     let scales = match (weights.text("strategy")?, block(weights, "block_structure")?) {
+        _ if bits == 4 => {
+            expect_groups(weights)?;
+            WeightScales::TensorGroup
+        }
         (Some("tensor"), _) => WeightScales::Tensor,
         (Some("channel"), _) => WeightScales::Channel,
         (Some("block"), Some(block)) => WeightScales::Block(block),
@@ -184,12 +234,17 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
         Some(inputs) => {
             let path = group.path_of("input_activations");
             let inputs = Fields::new(inputs, &path);
-            expect_fp8(inputs)?;
+            expect_floats(inputs, bits)?;
+            if bits == 4 {
+                expect_groups(inputs)?;
+            }
             match (
-                inputs.flag("dynamic")?.unwrap_or(false),
+                // In NVFP4 the scales of groups are dynamic, and the factor of the tensor is not: "local".
+                bits == 8 && inputs.flag("dynamic")?.unwrap_or(false),
                 inputs.text("strategy")?,
                 inputs.size("group_size")?,
             ) {
+                _ if bits == 4 => InputScales::TensorGroup,
                 (false, Some("tensor"), _) => InputScales::Static,
                 (true, Some("tensor"), _) => InputScales::Tensor,
                 (true, Some("token"), _) => InputScales::Token,
@@ -207,27 +262,36 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
     Ok(Quantization { method, weights: scales, inputs, power_2_scales: false, ignored })
 }
 
+const PLAIN_CACHE: &str = "null, which keeps the KV cache in high precision: a cache in FP8 is not supported";
+
 /// Refuses scales for a cache of keys and values in FP8.
 fn expect_plain_cache(fields: Fields<'_>) -> Result<(), String> {
     match fields.get("kv_cache_scheme") {
         None => Ok(()),
-        Some(_) => {
-            let expected =
-                "null, which keeps the KV cache in high precision: a cache in FP8 is not supported";
-            Err(fields.wrong("kv_cache_scheme", expected))
-        }
+        Some(_) => Err(fields.wrong("kv_cache_scheme", PLAIN_CACHE)),
     }
 }
 
-fn expect_fp8(fields: Fields<'_>) -> Result<(), String> {
-    if fields.size("num_bits")? != Some(8) {
-        return Err(fields.wrong("num_bits", "8"));
+/// Expects scales for groups of 16 below one for the tensor.
+fn expect_groups(fields: Fields<'_>) -> Result<(), String> {
+    if fields.text("strategy")? != Some("tensor_group") {
+        return Err(fields.wrong("strategy", "\"tensor_group\""));
+    }
+    if fields.size("group_size")? != Some(GROUP) {
+        return Err(fields.wrong("group_size", "16"));
+    }
+    Ok(())
+}
+
+fn expect_floats(fields: Fields<'_>, bits: usize) -> Result<(), String> {
+    if fields.size("num_bits")? != Some(bits) {
+        return Err(fields.wrong("num_bits", &bits.to_string()));
     }
     if fields.text("type")? != Some("float") {
         return Err(fields.wrong("type", "\"float\""));
     }
     match fields.flag("symmetric")? {
-        Some(false) => Err(fields.wrong("symmetric", "true: FP8 has no zero point")),
+        Some(false) => Err(fields.wrong("symmetric", "true: FP8 and NVFP4 have no zero point")),
         _ => Ok(()),
     }
 }

@@ -281,7 +281,7 @@ fn what_is_not_supported_is_refused_by_name() {
         ),
         (
             json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
-            "`quantization_config.quant_method` is \"gptq\": expected \"compressed-tensors\" or \"fp8\"",
+            "`quantization_config.quant_method` is \"gptq\": expected \"compressed-tensors\", \"fp8\" or \"modelopt\"",
         ),
         (
             json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}),

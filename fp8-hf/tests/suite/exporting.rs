@@ -196,7 +196,7 @@ fn static_scales_of_inputs_are_the_windows_largest_amax() {
     let refused =
         |from: &Path, options: &ExportOptions| refused(from, &place.path().join("refused"), options);
     let channel = ExportOptions { fp8: fp8(Scheme::Channel), ..options.clone() };
-    assert!(refused(&dir, &channel).contains("inputs are dynamic with scheme channel: use tensor or vllm"));
+    assert!(refused(&dir, &channel).contains("inputs are dynamic with scheme channel: use tensor, vllm or nvfp4"));
     let none = ExportOptions { fp8: None, ..options.clone() };
     assert_eq!(
         refused(&dir, &none),
@@ -214,7 +214,7 @@ fn static_scales_of_inputs_are_the_windows_largest_amax() {
     // The scheme is what is wrong first.
     assert_eq!(
         refused(&other, &channel),
-        "export: static_inputs = true: inputs are dynamic with scheme channel: use tensor or vllm"
+        "export: static_inputs = true: inputs are dynamic with scheme channel: use tensor, vllm or nvfp4"
     );
     // A history of one row is not saved; its scale is.
     let mut short = Trained::new(&golden().join(name), DType::F32);

@@ -129,8 +129,14 @@ pub(crate) fn write_model(out: &Path, config: &Config, dtype: DType) {
 
 /// Quantizes a folder, ragged blocks included.
 pub(crate) fn quantize(from: &Path, out: &Path, scheme: Scheme) {
-    let options = QuantizeOptions { scheme, allow_ragged: true, threads: Some(3), ..Default::default() };
-    fp8_hf::quantize(&Folder::open(from).unwrap(), out, &options, &Monitor::default()).unwrap();
+    let folder = Folder::open(from).unwrap();
+    let mut options = QuantizeOptions { scheme, allow_ragged: true, threads: Some(3), ..Default::default() };
+    if scheme == Scheme::Nvfp4 {
+        let linears = folder.config.tensors().into_iter().filter(|spec| spec.kind.is_linear());
+        let module = |spec: fp8_hf::TensorSpec| spec.name.strip_suffix(".weight").unwrap().to_owned();
+        options.input_scales = linears.map(|spec| (module(spec), 1.0)).collect();
+    }
+    fp8_hf::quantize(&folder, out, &options, &Monitor::default()).unwrap();
 }
 
 /// Splits a model into files, with an index.

@@ -38,10 +38,14 @@ fn numbers_are_those_of_plain_sums() {
         let alone = inspect(&fp8, None, &Monitor::default()).unwrap();
         for tensor in alone.tensors.iter().filter(|tensor| tensor.granularity.is_some()) {
             let codes = fp8.codes(&tensor.name, 0..tensor.shape[0]).unwrap().codes;
+            let is_fp4 = tensor.dtype == fp8_hf::Dtype::F4;
+            let halves = |&code: &u8| if is_fp4 { vec![code & 0xF, code >> 4] } else { vec![code] };
+            let codes: Vec<u8> = codes.iter().flat_map(halves).collect();
+            let (mask, largest) = if is_fp4 { (0x7, 0x7) } else { (0x7F, 0x7E) };
             let share = |wanted: u8| {
-                codes.iter().filter(|&&code| code & 0x7F == wanted).count() as f64 / codes.len() as f64
+                codes.iter().filter(|&&code| code & mask == wanted).count() as f64 / codes.len() as f64
             };
-            assert_eq!((tensor.saturated, tensor.underflowed), (Some(share(0x7E)), Some(share(0))));
+            assert_eq!((tensor.saturated, tensor.underflowed), (Some(share(largest)), Some(share(0))));
             assert!(tensor.sqnr.is_none());
         }
         let plain =

@@ -19,6 +19,7 @@ mod kept;
 mod kept_tokens;
 mod matrices;
 mod models;
+mod nvfp4;
 mod parallel;
 mod ranks;
 mod saving;

@@ -4,9 +4,9 @@
 use super::reader::Reader;
 use super::stream;
 use super::writer::Writer;
-use crate::parameter::SCALE_INV;
+use crate::parameter::{SCALE_INV, TENSOR_SCALE};
 use crate::{Layer, Parameter, Result, parameters_mut};
-use fp8_kernels::fp8_format::Blocks;
+use fp8_kernels::fp8_format::{Blocks, TensorScale};
 use fp8_kernels::{DType, Encoding, Fp8Tensor, Shape, Tensor, ops};
 use safetensors::tensor::Dtype;
 
@@ -34,11 +34,11 @@ pub(super) fn write(writer: &mut Writer, key: &str, parameter: &Parameter) -> Re
         }
         Some(codes) => {
             writer.tensor_as(key, file_dtype(codes.encoding()), parameter.tensor())?;
-            let key = format!("{key}{SCALE_INV}");
-            match codes.blocks() {
-                Some(Blocks::Mx32) => writer.tensor_as(&key, Dtype::F8_E8M0, codes.scale_inv()),
-                _ => writer.tensor(&key, codes.scale_inv()),
+            if let Some(scale) = codes.tensor_scale() {
+                writer.tensor(&format!("{key}{TENSOR_SCALE}"), scale)?;
             }
+            let dtype = codes.blocks().map_or(Dtype::F32, factor_dtype);
+            writer.tensor_as(&format!("{key}{SCALE_INV}"), dtype, codes.scale_inv())
         }
     }
 }
@@ -49,9 +49,9 @@ pub(super) fn expect(reader: &Reader<'_>, key: &str, parameter: &Parameter) -> R
     let shape = parameter.global_shape();
     let found = reader.dtype(key);
     if let Some(encoding) = found.and_then(encoding_of) {
-        reader.expect_tensor_as(key, shape, file_dtype(encoding))?;
+        reader.expect_tensor_as(key, &codes_shape(shape, encoding), file_dtype(encoding))?;
         let own = parameter.fp8().and_then(Fp8Tensor::blocks);
-        let blocks = expect_factors(reader, key, shape.matrix(), own)?;
+        let blocks = expect_factors(reader, key, shape.matrix(), encoding, own)?;
         return match parameter.fp8() {
             Some(codes) if (codes.encoding(), codes.blocks()) != (encoding, blocks) => {
                 let [stored, wanted] = [(encoding, blocks), (codes.encoding(), codes.blocks())].map(form);
@@ -80,17 +80,22 @@ fn expect_factors(
     reader: &Reader<'_>,
     key: &str,
     [rows, cols]: [usize; 2],
+    encoding: Encoding,
     own: Option<Blocks>,
 ) -> Result<Option<Blocks>> {
+    if encoding == Encoding::E2M1 {
+        reader.expect_tensor(&format!("{key}{TENSOR_SCALE}"), &Shape::from([2]), DType::F32)?;
+    }
     let key = format!("{key}{SCALE_INV}");
     let missing = || reader.problem(format!("it has the codes of `{key}` but not the factors"));
     let (dtype, shape) = reader.dtype(&key).zip(reader.shape(&key)).ok_or_else(missing)?;
-    if shape.is_empty() && dtype == Dtype::F32 {
+    if shape.is_empty() && dtype == Dtype::F32 && encoding != Encoding::E2M1 {
         reader.expect_tensor_as(&key, &Shape::from([]), dtype)?;
         return Ok(None);
     }
-    let all = [Blocks::Row, Blocks::B1x128, Blocks::B128x128, Blocks::Mx32];
-    for blocks in own.into_iter().chain(all) {
+    let all = [Blocks::Row, Blocks::B1x128, Blocks::B128x128, Blocks::Mx32, Blocks::B1x16, Blocks::B16x16];
+    let are_packed = |blocks: &Blocks| blocks.is_fp4() == (encoding == Encoding::E2M1);
+    for blocks in own.into_iter().chain(all).filter(are_packed) {
         let (grid, expected) = (blocks.grid(rows, cols), factor_dtype(blocks));
         if dtype == expected && shape == grid {
             reader.expect_tensor_as(&key, &grid.into(), dtype)?;
@@ -103,7 +108,11 @@ fn expect_factors(
 }
 
 fn factor_dtype(blocks: Blocks) -> Dtype {
-    if blocks == Blocks::Mx32 { Dtype::F8_E8M0 } else { Dtype::F32 }
+    match blocks {
+        Blocks::Mx32 => Dtype::F8_E8M0,
+        Blocks::B1x16 | Blocks::B16x16 => Dtype::F8_E4M3,
+        _ => Dtype::F32,
+    }
 }
 
 /// Reads the value of every parameter that is selected. `main_param` returns the key of a parameter's f32 copy, if the file has one.
@@ -165,7 +174,9 @@ fn read_codes(
     blocks: Option<Blocks>,
 ) -> Result<Fp8Tensor> {
     let (shape, device) = (*parameter.global_shape(), parameter.device());
-    let codes = reader.tensor_as(key, &shape, file_dtype(encoding), DType::U8, device)?;
+    let packed = codes_shape(&shape, encoding);
+    let codes = reader.tensor_as(key, &packed, file_dtype(encoding), DType::U8, device)?;
+    let tensor_scale = format!("{key}{TENSOR_SCALE}");
     let key = format!("{key}{SCALE_INV}");
     let [rows, cols] = shape.matrix();
     Ok(match blocks {
@@ -174,11 +185,15 @@ fn read_codes(
             Fp8Tensor::from_codes(codes, shape, encoding, scale_inv)?
         }
         Some(blocks) => {
-            let grid = blocks.grid(rows, cols).into();
-            let factors = match blocks {
-                Blocks::Mx32 => reader.tensor_as(&key, &grid, Dtype::F8_E8M0, DType::U8, device)?,
-                _ => reader.tensor(&key, &grid, DType::F32, device)?,
-            };
+            let (grid, stored) = (blocks.grid(rows, cols).into(), factor_dtype(blocks));
+            let dtype = if stored == Dtype::F32 { DType::F32 } else { DType::U8 };
+            let factors = reader.tensor_as(&key, &grid, stored, dtype, device)?;
+            if blocks.is_fp4() {
+                let scale = reader.tensor(&tensor_scale, &Shape::from([2]), DType::F32, device)?;
+                let unit = TensorScale::from_encode(1.0);
+                return Ok(Fp8Tensor::from_nvfp4(codes, shape, blocks, factors, unit)?
+                    .with_tensor_scale(scale, None)?);
+            }
             Fp8Tensor::from_blocks(codes, shape, encoding, blocks, factors)?
         }
     })
@@ -196,7 +211,7 @@ fn file_dtype(encoding: Encoding) -> Dtype {
     match encoding {
         Encoding::E4M3 => Dtype::F8_E4M3,
         Encoding::E5M2 => Dtype::F8_E5M2,
-        // Packed, as checkpoints of other libraries have them; parameters do not hold such codes.
+        // Packed, as checkpoints of other libraries have them.
         Encoding::E2M1 => Dtype::U8,
     }
 }
@@ -205,7 +220,16 @@ fn encoding_of(dtype: Dtype) -> Option<Encoding> {
     match dtype {
         Dtype::F8_E4M3 => Some(Encoding::E4M3),
         Dtype::F8_E5M2 => Some(Encoding::E5M2),
+        Dtype::U8 => Some(Encoding::E2M1),
         _ => None,
+    }
+}
+
+/// The shape of the codes of a tensor of this shape: those of 4 bits are two a byte.
+fn codes_shape(shape: &Shape, encoding: Encoding) -> Shape {
+    match encoding {
+        Encoding::E2M1 => shape.with_last(shape.last_dim().div_ceil(2)),
+        Encoding::E4M3 | Encoding::E5M2 => *shape,
     }
 }
 

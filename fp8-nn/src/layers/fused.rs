@@ -136,7 +136,7 @@ impl Linear {
         let gemms = cx.fp8_gemms(name);
         let (needs_values, measures) = (self.needs_values(gemms.fprop, gemms.wgrad), cx.measures_sqnr());
         let fused = Fused { layer: self.path(), name: "input", dtype, needs_values, measures };
-        let weight = self.weight().tensor();
+        let weight = self.weight();
         let check = |x: &Operand| {
             let argument = Argument::operand(self.path(), "input", x).float()?.on(weight.device())?;
             argument.features(weight.shape().last_dim(), "in_features").map(drop)

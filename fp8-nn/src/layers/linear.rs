@@ -554,7 +554,7 @@ impl Linear {
     }
 
     pub(crate) fn check_input(&self, x: &Tensor) -> Result<()> {
-        let weight = self.weight.tensor();
+        let weight = &self.weight;
         let argument = Argument::new(self.path(), "input", x).float()?.on(weight.device())?;
         argument.features(weight.shape().last_dim(), "in_features").map(drop)
     }

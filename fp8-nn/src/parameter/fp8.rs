@@ -19,6 +19,9 @@ pub(crate) type StoredPart<'a> = (&'static str, &'a Tensor);
 /// The suffix of the dequantization factors' name in files.
 pub(crate) const SCALE_INV: &str = "_scale_inv";
 
+/// The suffix of the name in files of the factors of a whole tensor in NVFP4.
+pub(crate) const TENSOR_SCALE: &str = "_tensor_scale";
+
 /// The remedy for a weight of which each rank has a part.
 pub(crate) const NOT_CUT: &str =
     "weights stored in FP8 would have scales of their own on each rank: keep it in high precision";
@@ -41,7 +44,12 @@ impl Fp8Value {
 
     pub(super) fn count_as_parameters(&self) {
         let parts = [Some(self.codes.scale_inv()), self.codes.rowwise(), self.codes.columnwise()];
-        let parts = parts.into_iter().chain([self.codes.columnwise_scale_inv()]);
+        let of_copies = [
+            self.codes.columnwise_scale_inv(),
+            self.codes.tensor_scale(),
+            self.codes.columnwise_tensor_scale(),
+        ];
+        let parts = parts.into_iter().chain(of_copies);
         parts.flatten().for_each(|part| part.set_memory_kind(MemoryKind::Parameters));
     }
 }

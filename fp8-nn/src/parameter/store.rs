@@ -1,10 +1,10 @@
-//! Storing a parameter's value in FP8.
+//! Storing a parameter's value as codes.
 
-use super::fp8::{Fp8Value, NOT_CUT, StoredPart, overwrite_codes};
+use super::fp8::{Fp8Value, NOT_CUT, StoredPart, TENSOR_SCALE, overwrite_codes};
 use super::{Parameter, SCALE_INV, Value};
+use crate::Result;
 use crate::arguments::Argument;
-use crate::{Error, Result};
-use fp8_kernels::{Encoding, Fp8Tensor, Tensor};
+use fp8_kernels::{Fp8Tensor, Tensor};
 use fp8_recipe::WeightQuantizer;
 
 impl Parameter {
@@ -20,7 +20,6 @@ impl Parameter {
         let remedy = "store weights in FP8 before a step is recorded";
         tensor.device().expect_eager("quantize_weights", remedy)?;
         let codes = quantizer.quantize(main_param.unwrap_or(tensor), columnwise)?;
-        expect_bytes(&self.name, &codes)?;
         let value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), tensor.dtype()));
         self.version.advance();
         self.agreement.forget_groups();
@@ -50,14 +49,13 @@ impl Parameter {
     /// ```
     ///
     /// # Errors
-    /// Codes of another shape than the parameter's, of 4 bits, or on another device; a parameter that is [cut over ranks](crate::Placement::Cut); a
+    /// Codes of another shape than the parameter's, or on another device; a parameter that is [cut over ranks](crate::Placement::Cut); a
     /// step that is being recorded.
     pub fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) -> Result<()> {
         let remedy = "store weights in FP8 before a step is recorded";
         self.device().expect_eager("store_codes", remedy)?;
         self.expect_whole("store_codes", NOT_CUT)?;
         let name = self.name.clone();
-        expect_bytes(&name, &codes)?;
         let argument = Argument::codes(&name, "codes", &codes).on(self.device())?;
         argument.shape(codes.shape() == self.shape(), || format!("{}, the parameter's", self.shape()))?;
         self.value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), self.dtype()));
@@ -72,13 +70,17 @@ impl Parameter {
             Value::High(tensor) => return vec![("", tensor)],
             Value::Fp8(value) => &value.codes,
         };
-        let columnwise = codes.columnwise().zip(codes.columnwise_scale_inv());
-        let columnwise =
-            columnwise.map(|(codes, factors)| [("_columnwise", codes), ("_columnwise_scale_inv", factors)]);
-        [("", self.tensor()), (SCALE_INV, codes.scale_inv())]
-            .into_iter()
-            .chain(columnwise.into_iter().flatten())
-            .collect()
+        [
+            ("", Some(self.tensor())),
+            (SCALE_INV, Some(codes.scale_inv())),
+            (TENSOR_SCALE, codes.tensor_scale()),
+            ("_columnwise", codes.columnwise()),
+            ("_columnwise_scale_inv", codes.columnwise_scale_inv()),
+            ("_columnwise_tensor_scale", codes.columnwise_tensor_scale()),
+        ]
+        .into_iter()
+        .filter_map(|(suffix, part)| Some((suffix, part?)))
+        .collect()
     }
 
     /// Replaces the value by tensors in the order of [`stored`](Self::stored), which are of its form.
@@ -88,7 +90,14 @@ impl Parameter {
         let (Value::Fp8(value), Some(scale_inv)) = (&mut self.value, parts.next()) else {
             return self.set(first);
         };
-        let new = value.codes.joined(first, scale_inv, parts.next().zip(parts.next()))?;
+        let own = &value.codes;
+        let tensor_scale = own.tensor_scale().and_then(|_| parts.next());
+        let columnwise = parts.next().zip(parts.next());
+        let new = own.joined(first, scale_inv, columnwise)?;
+        let new = match tensor_scale {
+            Some(scale) => new.with_tensor_scale(scale, parts.next())?,
+            None => new,
+        };
         self.set_codes(new)
     }
 
@@ -106,18 +115,4 @@ impl Parameter {
         }
         Ok(())
     }
-}
-
-/// Refuses codes that are not a byte each.
-fn expect_bytes(name: &str, codes: &Fp8Tensor) -> Result<()> {
-    if codes.encoding() != Encoding::E2M1 {
-        return Ok(());
-    }
-    Err(Error::Option {
-        part: name.to_owned(),
-        option: "codes",
-        value: "E2M1".to_owned(),
-        remedy: "weights are stored in FP8, not in NVFP4: use another recipe, or keep them in high precision"
-            .to_owned(),
-    })
 }

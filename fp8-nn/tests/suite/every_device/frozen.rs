@@ -2,7 +2,7 @@
 
 use super::fp8_weights::{Job, batch, stateless};
 use super::support::{
-    bits, device, error, is_nvfp4, linear, noise, recipes, relative_rms, step, unless_simulated, values,
+    bits, device, error, linear, noise, recipes, relative_rms, step, unless_simulated, values,
 };
 use fp8_nn::fp8_kernels::fp8_format::Blocks;
 use fp8_nn::prelude::*;
@@ -32,7 +32,7 @@ fn gradients(job: &mut Job) -> Vec<f32> {
 
 #[test]
 fn training_passes_through_codes_under_every_recipe() {
-    for recipe in recipes().into_iter().filter(|recipe| !is_nvfp4(recipe)) {
+    for recipe in recipes() {
         let is_weight = |p: &Parameter| p.name().contains(".blocks.") && p.shape().len() == 2;
         let [mut plain, mut once, mut twice] = [(); 3].map(|()| Job::plain(3, &recipe));
         [&mut plain, &mut once].into_iter().for_each(|job| freeze(&mut job.model, is_weight));
@@ -43,7 +43,8 @@ fn training_passes_through_codes_under_every_recipe() {
         let is_exact = |job: &Job| {
             let codes = parameters(&job.model).into_iter().filter_map(Parameter::fp8);
             codes.into_iter().all(|codes| {
-                codes.columnwise().is_some() || codes.blocks().is_none_or(|b| b == Blocks::B128x128)
+                codes.columnwise().is_some()
+                    || codes.blocks().is_none_or(|b| matches!(b, Blocks::B128x128 | Blocks::B16x16))
             })
         };
         assert!(is_exact(&once), "{recipe}");
@@ -122,7 +123,7 @@ impl One {
 
 #[test]
 fn a_training_scope_makes_the_codes_that_dgrad_reads() {
-    for name in Recipe::NAMES.into_iter().filter(|name| *name != "nvfp4") {
+    for name in Recipe::NAMES {
         let recipe = Recipe::from_name(name).unwrap();
         let [mut once, mut twice] = [(); 2].map(|()| One::new(1, &recipe));
         once.freeze(true);

@@ -117,9 +117,78 @@ fn attention_and_norms_stay_in_high_precision() {
 }
 
 #[test]
-fn weights_are_not_stored_in_it() {
+fn a_stored_weight_takes_about_an_eighth_of_f32_and_multiplies_as_in_training() {
+    for (recipe, most) in [(Nvfp4::default(), 0.128), (PLAIN, 0.142)] {
+        let recipe = Recipe::from(recipe);
+        let (mut plain, mut stored) = (linear("fc", 128, 96, 1), linear("fc", 128, 96, 1));
+        assert_eq!(quantize_weights(&mut stored, &recipe).unwrap(), 1);
+        let codes = stored.weight().fp8().unwrap();
+        let parts = [codes.stored_codes(), codes.scale_inv(), codes.tensor_scale().unwrap()];
+        let bytes: usize = parts.iter().map(|part| part.shape().numel() * part.dtype().size()).sum();
+        assert!((bytes as f64) < most * (4 * 128 * 96) as f64, "{recipe}: {bytes}");
+        let x = noise([2, 16, 128], 2);
+        let y = |fc: &mut Linear| {
+            let mut scaling = Scaling::new(fc, &device()).unwrap();
+            bits(&fc.forward(&mut scaling.eval(&recipe).unwrap(), &x).unwrap().0)
+        };
+        assert_eq!(y(&mut plain), y(&mut stored), "{recipe}");
+        // In high precision the codes are dequantized.
+        let values = stored.weight().values(DType::F32).unwrap();
+        parameters_mut(&mut plain).swap_remove(0).set(values).unwrap();
+        let high = |fc: &mut Linear| {
+            let mut scaling = Scaling::new(fc, &device()).unwrap();
+            bits(&fc.forward(&mut scaling.scope(&recipe, &off()).unwrap(), &x).unwrap().0)
+        };
+        assert_eq!(high(&mut plain), high(&mut stored), "{recipe}");
+    }
+}
+
+#[test]
+fn every_part_of_a_stored_weight_is_sent_to_other_ranks() {
+    use fp8_nn::fp8_dist::{ProcessGroup, local};
+    for recipe in [Nvfp4::default(), PLAIN] {
+        let recipe = Recipe::from(recipe);
+        let run = |group: &dyn ProcessGroup| {
+            let mut fc = linear("fc", 48, 32, group.rank() as u64);
+            let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+            optimizer.quantize_weights(&mut fc, &recipe).unwrap();
+            broadcast_parameters(&mut fc, group).unwrap();
+            // dgrad reads the columnwise codes.
+            let mut scaling = Scaling::new(&fc, &device()).unwrap();
+            let (x, dy) = (noise([16, 48], 2), noise([16, 32], 3));
+            let default = AutocastOptions::default();
+            let (y, dx) = step(&mut scaling, &recipe, &default, &mut fc, &x, &dy).unwrap();
+            [bits(&y), bits(&dx)]
+        };
+        let results = std::thread::scope(|scope| {
+            let groups = local("dp", 2, std::time::Duration::from_secs(60)).unwrap().into_iter();
+            let ranks: Vec<_> = groups.map(|group| scope.spawn(move || run(&*group))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(results[0] == results[1], "{recipe}");
+    }
+}
+
+#[test]
+fn a_file_without_the_factors_of_a_whole_weight_is_refused() {
+    let recipe = Recipe::from(Nvfp4::default());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("fc");
     let mut fc = linear("fc", 32, 32, 1);
-    let text = error(quantize_weights(&mut fc, &Nvfp4::default().into()));
-    assert!(text.contains("weights are stored in FP8, not in NVFP4"), "{text}");
-    assert!(fc.weight().fp8().is_none());
+    quantize_weights(&mut fc, &recipe).unwrap();
+    checkpoint::save_parameters(&file, &fc).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let from = b"fc.weight_tensor_scale".as_slice();
+    let at = bytes.windows(from.len()).position(|part| part == from).unwrap();
+    let mut renamed = bytes.clone();
+    renamed[at..at + from.len()].copy_from_slice(b"fc.weight_tensor_score");
+    std::fs::write(&file, &renamed).unwrap();
+    let text = error(checkpoint::load_parameters(&file, &mut fc));
+    assert!(text.contains("it has no tensor `fc.weight_tensor_scale`"), "{text}");
+    // A weight of FP8 is not read into one of 4 bits.
+    std::fs::write(&file, &bytes).unwrap();
+    let mut other = linear("fc", 32, 32, 1);
+    quantize_weights(&mut other, &CurrentScaling::default().into()).unwrap();
+    let text = error(checkpoint::load_parameters(&file, &mut other));
+    assert!(text.contains("is stored in E2M1 with a factor for each 16x16: expected E4M3"), "{text}");
 }
