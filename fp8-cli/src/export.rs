@@ -33,16 +33,17 @@ pub(crate) struct Export {
     /// f32, bf16 or f16, for what is not FP8 (default: that of the parameters)
     #[arg(long, value_parser = dtype)]
     dtype: Option<DType>,
-    /// Quantizes weights: tensor, channel, block128 or vllm, as fp8 quantize --help explains
+    /// Quantizes weights: tensor, channel, block128, vllm, nvfp4 or nvfp4a16, as fp8 quantize --help explains
     #[arg(long, value_parser = scheme)]
     scheme: Option<Scheme>,
-    /// With tensor and vllm: static scales of inputs, from the amaxes of training under delayed scaling
+    /// With tensor, vllm and nvfp4, which needs them: static scales of inputs, from the amaxes of training under delayed scaling
     #[arg(long)]
     static_inputs: bool,
     /// With a scheme: layers that stay as they are, as in fp8 quantize; can be repeated
     #[arg(long, value_name = "PATTERN")]
     ignore: Vec<String>,
-    /// Lets block128 write matrices whose dimensions are not multiples of 128, which transformers cannot read
+    /// Lets block128 write matrices whose dimensions are not multiples of 128, and nvfp4 those whose columns are not multiples of 16,
+    /// which transformers cannot read
     #[arg(long)]
     allow_ragged: bool,
     /// The number of threads (default: one for each core)
@@ -62,6 +63,12 @@ pub(crate) fn run(options: &Export) -> Result<String, Failure> {
     ];
     if let (None, Some((option, _))) = (options.scheme, given.iter().find(|(_, is_given)| *is_given)) {
         return Err(Failure::input(format!("{option} requires --scheme, for example --scheme tensor")));
+    }
+    if options.scheme == Some(Scheme::Nvfp4) && !options.static_inputs {
+        return Err(Failure::input(
+            "--scheme nvfp4: it needs the largest inputs of each layer: add --static-inputs after training under delayed scaling, or use \
+             nvfp4a16, which leaves inputs in high precision",
+        ));
     }
     let folder = options.config.as_ref().filter(|path| path.is_dir());
     let read = |path: &Path| {
@@ -116,9 +123,14 @@ fn sentences(options: &Export, done: &Exported) -> String {
     let (family, layers) = (done.config.family.model_type, done.config.num_hidden_layers);
     let mut text = match (&done.quantized, options.scheme) {
         (Some(quantized), Some(scheme)) => format!(
-            "{out}: {family}, {layers} layers, {} matrices in FP8 ({scheme}, inputs {}), {} instead of {}\n",
+            "{out}: {family}, {layers} layers, {} matrices in {} ({scheme}, inputs {}), {} instead of {}\n",
             quantized.matrices,
-            if options.static_inputs { "static" } else { "dynamic" },
+            if scheme.is_nvfp4() { "NVFP4" } else { "FP8" },
+            match scheme {
+                _ if options.static_inputs => "static",
+                Scheme::Nvfp4a16 => "in high precision",
+                _ => "dynamic",
+            },
             bytes(quantized.bytes_after),
             bytes(done.bytes)
         ),

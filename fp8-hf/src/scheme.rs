@@ -73,8 +73,15 @@ impl Scheme {
         matches!(self, Self::Nvfp4 | Self::Nvfp4a16)
     }
 
-    /// Returns the number that the sides of matrices are to be multiples of, rows and columns.
-    pub(super) const fn multiples(self) -> [usize; 2] {
+    /// Returns the numbers that rows and columns of matrices are to be multiples of, without
+    /// [`QuantizeOptions::allow_ragged`](super::QuantizeOptions::allow_ragged).
+    ///
+    /// ```
+    /// use fp8_hf::Scheme;
+    /// assert_eq!((Scheme::Block128.multiples(), Scheme::Nvfp4.multiples()), ([128, 128], [1, 16]));
+    /// ```
+    #[must_use]
+    pub const fn multiples(self) -> [usize; 2] {
         match self {
             Self::Tensor | Self::Channel | Self::Vllm => [1, 1],
             Self::Block128 => [BLOCK, BLOCK],

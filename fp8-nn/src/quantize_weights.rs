@@ -6,7 +6,7 @@ use crate::{AdamW, Layer, Parameter, Result, parameters, parameters_mut};
 use fp8_kernels::{DType, MemoryKind, ops};
 use fp8_recipe::{Recipe, WeightQuantizer};
 
-/// Stores the weights of a model's FP8 GEMMs in FP8, for inference: one byte a value in place of two or four.
+/// Stores the weights of a model's FP8 GEMMs as codes, for inference: one byte a value in place of two or four, and 4 to 4.5 bits in NVFP4.
 ///
 /// Under `recipe`, a weight whose fprop and dgrad run in FP8 is quantized once, and its values are freed. Format and granularity
 /// are the recipe's; the scale is computed from the weight ([`WeightQuantizer`]). Scopes of the same recipe then read the codes

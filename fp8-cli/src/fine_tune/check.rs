@@ -4,13 +4,10 @@ use crate::failure::Failure;
 use crate::fine_tune::line::CONFIG;
 use crate::fine_tune::options::{FineTune, ValidationName};
 use crate::train::options::RecipeName;
-use fp8_hf::{Folder, Scheme};
+use fp8_hf::{Folder, Scheme, TensorSpec};
 use fp8_nn::prelude::DType;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// The side of the blocks of `--export block128`.
-const BLOCK: usize = 128;
 
 /// Refuses options that do not belong together.
 pub(super) fn options(options: &FineTune) -> Result<(), Failure> {
@@ -122,19 +119,26 @@ pub(super) fn places(options: &FineTune, out: &Path) -> Result<(), Failure> {
 /// Refuses a scheme of `--export` that the model's matrices do not take, and one for a run that has its result.
 pub(super) fn export(options: &FineTune, folder: &Folder) -> Result<(), Failure> {
     let Some(scheme) = options.export.and_then(|export| export.0) else { return Ok(()) };
-    if scheme != Scheme::Block128 {
-        return Ok(());
+    if scheme == Scheme::Nvfp4 {
+        return Err(Failure::input(
+            "--export nvfp4: it needs the largest inputs of each layer, which training does not record: use nvfp4a16, or --export none \
+             and fp8 quantize with --calibrate",
+        ));
     }
+    let multiples = scheme.multiples();
+    let is_ragged =
+        |spec: &TensorSpec| spec.shape.iter().zip(multiples).any(|(side, of)| !side.is_multiple_of(of));
     let specs = folder.config.tensors();
     let ragged = specs.iter().filter(|spec| spec.kind.is_linear());
-    let mut ragged = ragged.filter(|spec| spec.shape.iter().any(|extent| !extent.is_multiple_of(BLOCK)));
+    let mut ragged = ragged.filter(|spec| is_ragged(spec));
     match ragged.next() {
         None => Ok(()),
         Some(spec) => Err(Failure::input(format!(
-            "--export block128: `{}` is {:?}, no multiple of {BLOCK}: use channel or tensor, or --export none and fp8 quantize, which can \
+            "--export {scheme}: `{}` is {:?}, no multiple of {}: use channel or tensor, or --export none and fp8 quantize, which can \
              leave layers out",
             spec.name,
-            &spec.shape[..]
+            &spec.shape[..],
+            multiples[1]
         ))),
     }
 }

@@ -411,7 +411,7 @@ fn the_simulated_gpu_trains_eagerly_and_as_a_graph() {
 }
 
 /// Mistakes of a person that are none of the data's: the command line and a part of the sentence.
-const MISTAKES: [(&str, &str); 51] = [
+const MISTAKES: [(&str, &str); 52] = [
     ("model --data text.txt", "no place for the result: name a new folder with --out RUN"),
     ("model --out run", "no data: give texts, JSON lines or tokens with --data FILE"),
     ("--data text.txt --out run", "no model: expected a Hugging Face folder behind fp8 train"),
@@ -495,7 +495,11 @@ const MISTAKES: [(&str, &str); 51] = [
     ),
     (
         "model --data text.txt --out run --export fp4",
-        "--export fp4: unknown; the known ones are tensor, channel, block128, vllm, and none",
+        "--export fp4: unknown; the known ones are tensor, channel, block128, vllm, nvfp4, nvfp4a16, and none",
+    ),
+    (
+        "model --data text.txt --out run --export nvfp4",
+        "--export nvfp4: it needs the largest inputs of each layer",
     ),
     (
         "model --data text.txt --out run --export block128",

@@ -127,6 +127,35 @@ fn static_inputs_are_calibrated() {
 }
 
 #[test]
+fn a_model_in_4_bits_is_written_inspected_evaluated_and_generates() {
+    let place = place();
+    let line = "quantize model fp4 --scheme nvfp4 --calibrate text.txt --calibration-tokens 64 --json";
+    assert_eq!(json(place.path(), line)["scheme"], "nvfp4");
+    let file = read(&place.path().join("fp4/model.safetensors"));
+    for end in [".weight_packed", ".weight_scale", ".weight_global_scale", ".input_global_scale"] {
+        assert_eq!(file.keys().filter(|name| name.ends_with(end)).count(), 14, "{end}");
+    }
+    let (out, _) = done(place.path(), "quantize model a16 --scheme nvfp4a16");
+    assert!(out.starts_with("a16: 14 matrices in NVFP4 (nvfp4a16), "), "{out}");
+    let (out, _) = done(place.path(), "inspect fp4 --against model");
+    assert!(out.lines().next().unwrap().contains("compressed-tensors, inputs in NVFP4"), "{out}");
+    assert!(out.contains("F4") && out.contains("16 columns, "), "{out}");
+    let found = json(place.path(), "inspect a16 --against model --json");
+    let sqnr = found["sqnr_db"].as_f64().unwrap();
+    assert!((17.0..24.0).contains(&sqnr), "{sqnr}");
+    assert!(found["tensors"].as_array().unwrap().iter().any(|tensor| tensor["lost_blocks"] == 0));
+    let loss = |model: &str, recipe: &str| {
+        let line = format!("eval {model} --text text.txt --windows 2 --json{recipe}");
+        json(place.path(), &line)["loss"].as_f64().unwrap()
+    };
+    let (high, a16, both) = (loss("model", ""), loss("a16", ""), loss("fp4", ""));
+    assert_eq!(a16, loss("fp4", " --recipe off"), "the same weights");
+    assert!(a16 != high && both != a16 && (both - high).abs() < 0.5, "{high} {a16} {both}");
+    let text = |options: &str| json(place.path(), &format!("generate a16 --prompt The --json{options}"));
+    assert_eq!(text("")["tokens"], text("")["tokens"]);
+}
+
+#[test]
 fn a_prompt_that_is_too_long_is_refused() {
     let place = place();
     let prompt = "The sea is wide. ".repeat(100);

@@ -196,7 +196,9 @@ fn static_scales_of_inputs_are_the_windows_largest_amax() {
     let refused =
         |from: &Path, options: &ExportOptions| refused(from, &place.path().join("refused"), options);
     let channel = ExportOptions { fp8: fp8(Scheme::Channel), ..options.clone() };
-    assert!(refused(&dir, &channel).contains("inputs are dynamic with scheme channel: use tensor, vllm or nvfp4"));
+    assert!(
+        refused(&dir, &channel).contains("inputs are dynamic with scheme channel: use tensor, vllm or nvfp4")
+    );
     let none = ExportOptions { fp8: None, ..options.clone() };
     assert_eq!(
         refused(&dir, &none),
