@@ -213,6 +213,7 @@ impl Done<'_> {
             "seconds": self.time.as_secs_f64(),
             "tokens_per_second": self.speed(),
             "seconds_to_load": self.loaded.loading.as_secs_f64(),
+            "weight_bytes": self.loaded.weight_bytes(),
             "peak_memory_bytes": peak_memory(),
         });
         format!("{value:#}\n")

@@ -159,6 +159,7 @@ pub(crate) fn run(options: &Generate) -> Result<String, Failure> {
                 "seconds_to_load": loaded.loading.as_secs_f64(),
                 "seconds_to_first_token": done.first.as_secs_f64(),
                 "tokens_per_second": speed,
+                "weight_bytes": loaded.weight_bytes(),
                 "peak_memory_bytes": peak_memory(),
             });
             let text = format!("{value:#}\n");

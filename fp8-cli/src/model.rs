@@ -67,6 +67,14 @@ pub(crate) struct Loaded {
     pub(crate) loading: Duration,
 }
 
+impl Loaded {
+    /// Returns the bytes that the weights take, codes and scales among them.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        let device = parameters(&self.model).first().map(|parameter| parameter.device().clone());
+        device.map_or(0, |device| device.memory_report().now.parameters)
+    }
+}
+
 impl RecipeName {
     fn parse(text: &str) -> Result<Self, String> {
         match Recipe::NAMES.into_iter().find(|&name| name == text) {

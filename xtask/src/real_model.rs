@@ -6,6 +6,7 @@
 
 mod adapters;
 mod measure;
+mod nvfp4;
 mod table;
 
 use crate::python::environment;
@@ -32,9 +33,10 @@ pub(crate) struct RealModel {
 
 /// Python packages of the conversion.
 const CONVERSION: [&str; 3] = ["numpy", "gguf", "tokenizers"];
-const PEERS: [&str; 3] = ["torch", "transformers", "peft"];
+const PEERS: [&str; 4] = ["torch", "transformers", "peft", "compressed_tensors"];
 const CONVERT: &str = "xtask/src/real_model/convert.py";
 const TRANSFORMERS: &str = "xtask/src/real_model/peer.py";
+const NVFP4: &str = "xtask/src/real_model/nvfp4.py";
 const ADAPTER: &str = "xtask/src/real_model/adapter.py";
 const EXPECTED: &str = "fp8-hf/tests/golden/hf/real_model.safetensors";
 
@@ -63,7 +65,8 @@ pub(crate) fn run(options: &RealModel) -> Result {
     };
     let expected = Expected::read(&root().join(EXPECTED))?;
     let mut table = Table::default();
-    programs.run(&expected, &f32_model, &bf16_model, &mut table)?;
+    let base = programs.run(&expected, &f32_model, &bf16_model, &mut table)?;
+    programs.nvfp4(&root(), &root().join(NVFP4), &f32_model, base, &mut table)?;
     programs.adapters(&root().join(ADAPTER), &f32_model, &mut table)?;
     let text = table.markdown(options.windows.clamp(1, WINDOWS) == WINDOWS);
     println!("\n{text}");

@@ -153,6 +153,16 @@ fn a_model_in_4_bits_is_written_inspected_evaluated_and_generates() {
     assert!(a16 != high && both != a16 && (both - high).abs() < 0.5, "{high} {a16} {both}");
     let text = |options: &str| json(place.path(), &format!("generate a16 --prompt The --json{options}"));
     assert_eq!(text("")["tokens"], text("")["tokens"]);
+    // Codes and scales are what is in memory.
+    let weights = |model: &str, options: &str| {
+        json(place.path(), &format!("generate {model} --prompt The --json{options}"))["weight_bytes"].as_u64().unwrap()
+    };
+    let linears = file.iter().filter(|(name, _)| name.ends_with(".weight_packed"));
+    let values: usize = linears.map(|(_, tensor)| 2 * tensor.2.len()).sum();
+    let (f32s, fp4) = (weights("model", " --dtype f32"), weights("a16", " --dtype f32"));
+    let saved = (f32s - fp4) as f64 / (4 * values) as f64;
+    assert!((1.0 - 0.142..1.0 - 0.14).contains(&saved), "{saved} of {values} values");
+    assert_eq!(weights("fp4", " --dtype f32"), fp4);
 }
 
 #[test]

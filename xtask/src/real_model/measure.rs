@@ -128,13 +128,14 @@ pub(super) struct Programs {
 }
 
 impl Programs {
+    /// Returns the perplexity in f32.
     pub(super) fn run(
         &self,
         expected: &Expected,
         f32_model: &Path,
         bf16_model: &Path,
         table: &mut Table,
-    ) -> Result {
+    ) -> Result<f64> {
         if self.work.exists() {
             fs::remove_dir_all(&self.work)?;
         }
@@ -175,7 +176,8 @@ impl Programs {
         }
         self.greedy(expected, f32_model, table)?;
         self.race(f32_model, table)?;
-        Ok(fs::remove_dir_all(&self.work)?)
+        fs::remove_dir_all(&self.work)?;
+        Ok(base)
     }
 
     /// With fewer windows, there is nothing to compare with.

@@ -2,6 +2,7 @@
 
 mod drawn;
 mod layers;
+mod nvfp4;
 mod pointwise;
 mod products;
 mod ranks;
@@ -58,6 +59,9 @@ pub(super) const FAMILIES: &[Family] = &[
     family("sample", 3, tokens::sample),
     family("quantize", 7, slots::quantize),
     family("quantize_many", 3, slots::quantize_many),
+    family("quantize to NVFP4", 4, nvfp4::quantize),
+    family("NVFP4 tensors", 3, nvfp4::tensors),
+    family("products in NVFP4", 4, nvfp4::products),
     family("update_scales", 4, slots::update_scales),
     family("compare_calls", 2, ranks::compare_calls),
     family("scale_from_amax", 2, ranks::scale_from_amax),

@@ -2,8 +2,8 @@
 
 use fp8_kernels::{DType, Operand, ops};
 use fp8_recipe::{
-    AutocastOptions, CurrentScaling, CustomRecipe, Format, GemmSlots, Origin, QParams, QParamsByRole, Recipe,
-    Scaling, ScalingState, SlotUpdate, Snapshot,
+    AutocastOptions, CurrentScaling, CustomRecipe, Format, GemmSlots, Nvfp4, Origin, QParams, QParamsByRole,
+    Recipe, Scaling, ScalingState, SlotUpdate, Snapshot,
 };
 
 use super::super::case::Case;
@@ -27,6 +27,17 @@ pub(super) fn recipe(draw: &mut Draw) -> Recipe {
 fn plain(draw: &mut Draw) -> Recipe {
     if draw.once_in(8) {
         return Recipe::custom(Average { beta: draw.pick(&[0.0, 0.9, 1.5, -1.0]) });
+    }
+    if draw.once_in(10) {
+        let [disable_rht, disable_stochastic_rounding, disable_2d_quantization] =
+            [draw.flip(), draw.flip(), draw.flip()];
+        return Nvfp4 {
+            disable_rht,
+            disable_stochastic_rounding,
+            disable_2d_quantization,
+            ..Default::default()
+        }
+        .into();
     }
     if !draw.once_in(3) {
         return super::drawn::delayed(draw).into();
