@@ -2,6 +2,7 @@
 //! `10 · log₁₀(Σ x² / Σ (x − code · scale_inv)²)` decibels, with the sums in f64.
 
 use crate::Direction;
+use crate::reports::nvfp4_report::Nvfp4Sums;
 
 /// The sums of one slot in one scope.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -11,9 +12,10 @@ pub(crate) struct Squares {
 }
 
 impl Squares {
-    /// Adds the values that are finite, with their errors.
+    /// Adds the values that are finite, with their errors. A NaN makes a whole block of MXFP8 and NVFP4 NaN: it is left out.
     pub(crate) fn add(&mut self, values: &[f32], quantized: &[f32]) {
-        for (value, quantized) in values.iter().zip(quantized).filter(|(value, _)| value.is_finite()) {
+        let is_left = |(value, quantized): &(&f32, &f32)| value.is_finite() && !quantized.is_nan();
+        for (value, quantized) in values.iter().zip(quantized).filter(is_left) {
             let (value, quantized) = (f64::from(*value), f64::from(*quantized));
             self.values += value * value;
             self.errors += (value - quantized) * (value - quantized);
@@ -24,6 +26,14 @@ impl Squares {
     pub(crate) fn decibels(self) -> Option<f64> {
         (self.values > 0.0).then(|| 10.0 * (self.values / self.errors).log10())
     }
+}
+
+/// The sums of what was measured of one slot in one scope.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Sums {
+    pub(crate) squares: Squares,
+    /// Those of a slot in NVFP4.
+    pub(crate) nvfp4: Option<Nvfp4Sums>,
 }
 
 /// A slot under a recipe: the domain, the pass and the slot's index.
@@ -37,7 +47,7 @@ mod tests {
     fn decibels_are_those_of_the_sums() {
         let mut squares = Squares::default();
         assert_eq!(squares.decibels(), None);
-        squares.add(&[0.0, f32::NAN, f32::INFINITY], &[0.0, f32::NAN, 448.0]);
+        squares.add(&[0.0, f32::NAN, f32::INFINITY, 1.0], &[0.0, f32::NAN, 448.0, f32::NAN]);
         assert_eq!(squares.decibels(), None);
         squares.add(&[10.0], &[9.0]);
         assert_eq!(squares.decibels(), Some(20.0)); // 100 / 1

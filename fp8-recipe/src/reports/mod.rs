@@ -4,6 +4,8 @@ pub(crate) mod advice;
 pub(crate) mod error_squares;
 pub(crate) mod explanation;
 pub(crate) mod measurements;
+pub(crate) mod nvfp4_advice;
+pub(crate) mod nvfp4_report;
 pub(crate) mod scale_source;
 pub(crate) mod slot_report;
 pub(crate) mod slot_trace;
