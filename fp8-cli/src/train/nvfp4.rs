@@ -1,8 +1,8 @@
-//! What the tensors in NVFP4 lost in a training, for the report, summary.json and the terminal.
+//! The tensors in NVFP4 with what they lost in a training, for the report, summary.json and the terminal.
 
 use crate::page::{grouped, percent};
 use crate::table::count;
-use crate::train::telemetry::SlotState;
+use fp8_nn::fp8_recipe::Nvfp4Report;
 use serde::Serialize;
 
 /// One tensor in NVFP4. Blocks were counted in the measured steps, and errors are those of the last of them.
@@ -39,17 +39,15 @@ impl Nvfp4Tensor {
         }
     }
 
-    /// Adds a step, if it was measured.
-    pub(crate) fn add(&mut self, slot: &SlotState) {
-        let Some(report) = &slot.nvfp4 else { return };
+    /// Adds a measured step.
+    pub(crate) fn add(&mut self, sqnr: Option<f64>, report: &Nvfp4Report) {
         self.measured_steps += 1;
         self.blocks += report.blocks;
         self.lost_blocks += report.lost;
         self.saturated_blocks += report.saturated;
         self.nan_blocks += report.nan;
         self.infinite_blocks += report.infinite;
-        (self.sqnr_db, self.mxfp8_sqnr_db, self.fp8_sqnr_db) =
-            (slot.sqnr, report.mxfp8_sqnr, report.fp8_sqnr);
+        (self.sqnr_db, self.mxfp8_sqnr_db, self.fp8_sqnr_db) = (sqnr, report.mxfp8_sqnr, report.fp8_sqnr);
     }
 
     /// Returns the share of its blocks.

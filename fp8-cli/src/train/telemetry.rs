@@ -153,13 +153,13 @@ impl Telemetry {
         };
         self.points.push(slots.iter().map(point).collect());
         for slot in slots.iter().filter(|slot| slot.is_nvfp4) {
-            match self.nvfp4.iter_mut().find(|tensor| tensor.tensor == slot.name) {
-                Some(tensor) => tensor.add(slot),
-                None => {
-                    let mut tensor = Nvfp4Tensor::new(&slot.name);
-                    tensor.add(slot);
-                    self.nvfp4.push(tensor);
-                }
+            let known = self.nvfp4.iter().position(|tensor| tensor.tensor == slot.name);
+            let position = known.unwrap_or_else(|| {
+                self.nvfp4.push(Nvfp4Tensor::new(&slot.name));
+                self.nvfp4.len() - 1
+            });
+            if let Some(report) = &slot.nvfp4 {
+                self.nvfp4[position].add(slot.sqnr, report);
             }
         }
         self.last = slots;

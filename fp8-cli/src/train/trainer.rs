@@ -94,7 +94,7 @@ pub(crate) trait Trainer: Sized {
     }
 }
 
-/// What a step records of its tensors.
+/// The quantities that a step records of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Observe {
     /// Nothing.

@@ -1,6 +1,7 @@
 //! Advice on slots that lose values: the option to change.
 
 use crate::reports::nvfp4_advice;
+use crate::reports::share::percent;
 use crate::{RecipeLabel, ScaleSource, SlotSeries, SlotTrace, TracePoint};
 use std::fmt;
 use std::sync::Arc;
@@ -98,8 +99,9 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
     }
     let underflowed = share(total(|point| point.underflowed));
     if series.is_nvfp4() {
-        let lossy = Lossy { steps, underflowed };
-        nvfp4_advice::findings(series, &lossy).into_iter().for_each(|(finding, remedy)| add(finding, remedy));
+        nvfp4_advice::findings(series, underflowed)
+            .into_iter()
+            .for_each(|(finding, remedy)| add(finding, remedy));
         return all;
     }
     let saturated = in_steps(&saturates);
@@ -135,12 +137,6 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
         );
     }
     all
-}
-
-/// The share of values that a slot underflowed, in so many steps.
-pub(crate) struct Lossy {
-    pub(crate) steps: usize,
-    pub(crate) underflowed: f64,
 }
 
 fn saturates(point: &TracePoint) -> bool {
@@ -207,10 +203,6 @@ fn against_underflow(series: &SlotSeries) -> String {
 /// Returns the number of bits by which a scaled amax exceeds the format's largest value; negative if it stays below.
 fn bits(amax: f32, scale: f32, fp8_max: f32) -> f64 {
     (f64::from(amax) * f64::from(scale) / f64::from(fp8_max)).log2()
-}
-
-pub(crate) fn percent(share: f64) -> String {
-    if share < 0.001 { format!("{:.3} %", 100.0 * share) } else { format!("{:.1} %", 100.0 * share) }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! `10 · log₁₀(Σ x² / Σ (x − code · scale_inv)²)` decibels, with the sums in f64.
 
 use crate::Direction;
-use crate::reports::nvfp4_report::Nvfp4Sums;
 
 /// The sums of one slot in one scope.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -26,14 +25,6 @@ impl Squares {
     pub(crate) fn decibels(self) -> Option<f64> {
         (self.values > 0.0).then(|| 10.0 * (self.values / self.errors).log10())
     }
-}
-
-/// The sums of what was measured of one slot in one scope.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Sums {
-    pub(crate) squares: Squares,
-    /// Those of a slot in NVFP4.
-    pub(crate) nvfp4: Option<Nvfp4Sums>,
 }
 
 /// A slot under a recipe: the domain, the pass and the slot's index.

@@ -1,7 +1,8 @@
 //! The measurements that a `Scaling` makes on request: counts of values, and signal-to-quantization-noise ratios.
 
 use crate::Nvfp4Report;
-use crate::reports::error_squares::{Measured, Sums};
+use crate::reports::error_squares::Measured;
+use crate::reports::slot_sums::Sums;
 use std::collections::BTreeMap;
 
 /// Whether values are counted, and how often the counters were reset.

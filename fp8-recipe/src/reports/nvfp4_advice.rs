@@ -1,6 +1,6 @@
 //! Advice on slots in NVFP4, whose blocks lose values in ways that FP8 does not know.
 
-use crate::reports::advice::{Lossy, percent};
+use crate::reports::share::percent;
 use crate::{Nvfp4Report, SlotSeries};
 
 /// Shares of blocks below which a slot is left alone.
@@ -13,8 +13,8 @@ const UNDERFLOWED: f64 = 0.3;
 /// The least SQNR in decibels that is left alone. Normal data has 20, and 17 if it is rounded stochastically.
 const LEAST_SQNR: f64 = 12.0;
 
-/// Returns what a slot lost, NaN values aside, and what would help.
-pub(crate) fn findings(series: &SlotSeries, lossy: &Lossy) -> Vec<(String, String)> {
+/// Returns what a slot lost, NaN values aside, and what would help. `underflowed` is its share of all values.
+pub(crate) fn findings(series: &SlotSeries, underflowed: f64) -> Vec<(String, String)> {
     let measured: Vec<Nvfp4Report> = series.points.iter().filter_map(|point| point.nvfp4).collect();
     let total = |count: fn(&Nvfp4Report) -> u64| measured.iter().map(count).sum::<u64>();
     let share = |count: u64| count as f64 / total(|report| report.blocks).max(1) as f64;
@@ -55,11 +55,11 @@ pub(crate) fn findings(series: &SlotSeries, lossy: &Lossy) -> Vec<(String, Strin
     if !all.is_empty() {
         return all;
     }
-    if lossy.underflowed > UNDERFLOWED {
+    if underflowed > UNDERFLOWED {
         let finding = format!(
             "underflowed {} of its values in the last {} steps",
-            percent(lossy.underflowed),
-            lossy.steps
+            percent(underflowed),
+            series.points.len()
         );
         all.push((
             finding,

@@ -1,4 +1,4 @@
-//! What a slot in NVFP4 lost: its blocks, and how exact its tensor is beside what it would be in FP8.
+//! The blocks of a slot in NVFP4 that lost values, and how exact its tensor is beside what it would be in FP8.
 
 use crate::recipes::policy::Policy;
 use crate::reports::error_squares::Squares;

@@ -1,7 +1,8 @@
 //! The state that an open, recording scope keeps until it ends, and the state that forward scopes leave for the next
 //! backward scope.
 
-use crate::reports::error_squares::{Measured, Sums};
+use crate::reports::error_squares::Measured;
+use crate::reports::slot_sums::Sums;
 use crate::scopes::forward_outcome::ForwardOutcome;
 use crate::weights::weight_cache::Added;
 use crate::{AmaxGroup, Direction};
