@@ -13,6 +13,7 @@ mod job;
 pub(crate) mod layout;
 mod machine;
 pub(crate) mod numbers;
+mod nvfp4;
 pub(crate) mod options;
 pub(crate) mod plot;
 mod progress;

@@ -35,6 +35,7 @@ pub use recipes::recipe::Recipe;
 pub use recipes::recipe_label::RecipeLabel;
 pub use reports::advice::Advice;
 pub use reports::explanation::{ExplainedLayer, ExplainedSlot, Explanation};
+pub use reports::nvfp4_report::Nvfp4Report;
 pub use reports::scale_source::ScaleSource;
 pub use reports::slot_report::SlotReport;
 pub use reports::slot_trace::{SlotSeries, SlotTrace, TracePoint};

@@ -6,7 +6,7 @@ use crate::gathers;
 use crate::page::{document, escape, grouped, section};
 use crate::table::bytes;
 use crate::train::plot::{Chart, Color, Events, Scale, Series, Style, smoothed};
-use crate::train::report::{advice, pair, slots};
+use crate::train::report::{advice, nvfp4, pair, slots};
 use fp8_hf::{TrainRecord, TrainRun};
 use std::path::Path;
 
@@ -62,6 +62,7 @@ pub(super) fn html(out: &Path, seen: &Seen) -> Result<String, Failure> {
         );
         page += &pair(slots::lost(&seen.telemetry));
         page += &pair(slots::ranges(&seen.telemetry));
+        page += &nvfp4::table(&seen.telemetry);
         page += &advice(&seen.advice);
         page += &slots::bars(&seen.telemetry);
         page += &slots::nan(&seen.telemetry);

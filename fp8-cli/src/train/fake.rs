@@ -10,7 +10,7 @@ use crate::train::batches::Batch;
 use crate::train::options::{DeviceName, Place, Settings};
 use crate::train::ranks::Ranks;
 use crate::train::telemetry::SlotState;
-use crate::train::trainer::{Metadata, Run, StepResult, Trainer};
+use crate::train::trainer::{Metadata, Observe, Run, StepResult, Trainer};
 
 /// With this seed, the sixth and the seventh step have a bad batch.
 pub(crate) const BAD_BATCHES: u64 = 13;
@@ -68,7 +68,7 @@ impl Trainer for Fake {
         fs::write(dir.join("state"), state).map_err(|error| error.to_string())
     }
 
-    fn step(&mut self, batch: &Batch, lr: f32, _observed: bool) -> Result<StepResult, String> {
+    fn step(&mut self, batch: &Batch, lr: f32, _: Observe) -> Result<StepResult, String> {
         if self.has_bad_batches && (5..7).contains(&self.steps) {
             self.steps += 1;
             return Ok(StepResult { loss: f32::NAN, grad_norm: f32::NAN, loss_scale: None, skipped: true });
@@ -117,6 +117,8 @@ impl Trainer for Fake {
                         elements: self.steps * 98_304,
                         nan: 0,
                         sqnr: None,
+                        is_nvfp4: false,
+                        nvfp4: None,
                     });
                 }
             }

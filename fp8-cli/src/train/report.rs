@@ -1,6 +1,7 @@
 //! report.html: one self-contained page.
 
 mod heat;
+pub(crate) mod nvfp4;
 mod run;
 pub(crate) mod slots;
 
@@ -44,6 +45,7 @@ pub(crate) fn html(
         page += &pair(slots::lost(&outcome.telemetry));
         page += &pair(slots::ranges(&outcome.telemetry));
         page += &heat::maps(&outcome.telemetry);
+        page += &nvfp4::table(&outcome.telemetry);
         page += &advice(&outcome.advice);
         page += &slots::bars(&outcome.telemetry);
         page += &slots::nan(&outcome.telemetry);
@@ -83,7 +85,8 @@ fn heading(config: &Config, summary: &Summary) -> String {
                 name @ (RecipeName::Delayed | RecipeName::Current) => format!("{name} scaling"),
                 name => format!("the recipe {name}"),
             };
-            let mut how = format!("{recipe}, {gemms} FP8 matrix products in a step");
+            let format = if settings.recipe == RecipeName::Preset("nvfp4") { "NVFP4" } else { "FP8" };
+            let mut how = format!("{recipe}, {gemms} {format} matrix products in a step");
             for (emulation, count) in &summary.emulated_gemms_per_step {
                 let _ = write!(how, "; {} of them {emulation}", grouped(*count as u64));
             }

@@ -7,7 +7,7 @@ use fp8_nn::checkpoint::{self, load_on, save_on};
 use fp8_nn::fp8_dist::{Mesh, share_tuned_products};
 use fp8_nn::fp8_kernels::ops::{CrossEntropyOptions, Emulation, LossScaleState};
 use fp8_nn::fp8_kernels::{Error as KernelError, MemoryUse};
-use fp8_nn::fp8_recipe::{DropoutProgress, Explanation, SlotRole, SlotTrace};
+use fp8_nn::fp8_recipe::{DropoutProgress, Encoding, Explanation, SlotRole, SlotTrace};
 use fp8_nn::prelude::*;
 
 use crate::failure::about_device;
@@ -16,7 +16,7 @@ use crate::train::batches::{self, Batch};
 use crate::train::options::{Dtype, FormatName, ModelName, Place, RecipeName, Settings};
 use crate::train::ranks::Ranks;
 use crate::train::telemetry::{SlotState, slot_states};
-use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Run, StepResult, Trainer};
+use crate::train::trainer::{Attention, MAX_GRAD_NORM, Metadata, Observe, Run, StepResult, Trainer};
 
 /// Model, optimizer, scaling state and recipe of one training.
 #[derive(Debug)]
@@ -52,6 +52,8 @@ pub(crate) struct Session {
     /// The number of observed steps.
     observed: u64,
     measures_sqnr: bool,
+    /// Whether tensors are in NVFP4, whose blocks some steps measure.
+    has_nvfp4: bool,
     memory: MemoryOfTraining,
     /// The entry of checkpoints from which `fp8 export` knows the model.
     hf_config: Option<(String, String)>,
@@ -176,6 +178,8 @@ impl Session {
         let blocks = || explained.layers.iter().filter(|layer| layer.path.contains(".blocks."));
         let fp8_gemms = blocks().map(|layer| layer.gemms.count()).sum();
         let emulated = counts(blocks().flat_map(|layer| &layer.emulated).map(|(_, emulation)| *emulation));
+        let mut slots = explained.layers.iter().flat_map(|layer| &layer.slots);
+        let has_nvfp4 = slots.any(|slot| slot.encoding == Some(Encoding::E2M1));
         let attention = attention(&explained);
         let memory = MemoryOfTraining { created: minus(device.memory_report().now, before), start: None };
         let graph = place.graph;
@@ -202,6 +206,7 @@ impl Session {
             trace: SlotTrace::new(TRACED),
             observed: 0,
             measures_sqnr: place.sqnr,
+            has_nvfp4,
             memory,
             hf_config,
         })
@@ -233,7 +238,7 @@ impl Session {
         Ok((ids, Tensor::from_vec(batch.targets.clone(), shape, &self.device)?))
     }
 
-    fn train(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult> {
+    fn train(&mut self, batch: &Batch, lr: f32, observe: Observe) -> Result<StepResult> {
         let batch = &self.ranks.part(batch);
         if self.memory.start.is_none() {
             self.device.reset_peak_memory();
@@ -248,8 +253,13 @@ impl Session {
             return self.read(&results);
         }
         // A recorded step is replayed as it is, so it counts at every step or never.
-        self.scaling.set_counting(observed || self.graph);
-        self.scaling.set_measuring_sqnr(observed && self.measures_sqnr);
+        self.scaling.set_counting(observe != Observe::Nothing || self.graph);
+        self.scaling.set_measuring_sqnr(match observe {
+            Observe::Nothing => false,
+            Observe::Counts => self.measures_sqnr,
+            // A step that measures cannot be recorded.
+            Observe::Blocks => self.measures_sqnr || self.has_nvfp4 && !self.graph,
+        });
         let (ids, targets) = self.tensors(batch)?;
         if !self.graph || self.eager_steps < EAGER_STEPS {
             self.eager_steps += 1;
@@ -434,8 +444,8 @@ impl Trainer for Session {
         }
     }
 
-    fn step(&mut self, batch: &Batch, lr: f32, observed: bool) -> Result<StepResult, String> {
-        self.train(batch, lr, observed).map_err(sentence)
+    fn step(&mut self, batch: &Batch, lr: f32, observe: Observe) -> Result<StepResult, String> {
+        self.train(batch, lr, observe).map_err(sentence)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<f32, String> {

@@ -12,6 +12,7 @@ use crate::page::signed;
 use crate::train::both::Both;
 use crate::train::config::Config;
 use crate::train::machine::Origin;
+use crate::train::nvfp4::{self, Nvfp4Tensor};
 use crate::train::options::RecipeName;
 use crate::train::shares::Share;
 use crate::train::trainer::{Run, Trainer};
@@ -127,6 +128,9 @@ pub(crate) struct Summary {
     pub(crate) layout: Option<String>,
     /// The tensors that ranks have gathered in high precision, although the recipe quantizes them.
     pub(crate) gathered_in_high_precision: Vec<String>,
+    /// The tensors in NVFP4. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) nvfp4_tensors: Vec<Nvfp4Tensor>,
     /// The share of each rank; empty for a process that trained alone.
     pub(crate) ranks: Vec<Share>,
 }
@@ -209,6 +213,7 @@ impl Summary {
                 .to_vec(),
             layout: config.ranks.layout(),
             gathered_in_high_precision: if fp8 { trainer.gathered_in_high_precision() } else { Vec::new() },
+            nvfp4_tensors: outcomes.iter().flat_map(|outcome| outcome.telemetry.nvfp4()).cloned().collect(),
             ranks,
         }
     }
@@ -269,6 +274,9 @@ impl Summary {
                 "\nIn FP8, the held-out loss is {} % from that of high precision.",
                 signed(percent)
             );
+        }
+        if !self.nvfp4_tensors.is_empty() {
+            let _ = writeln!(text, "\n{}", nvfp4::sentence(&self.nvfp4_tensors));
         }
         text
     }

@@ -1,9 +1,15 @@
 //! The quantizer slots of the FP8 training over time: amax, scale, and how many values saturated or underflowed.
 
+use fp8_nn::fp8_recipe::{Encoding, Nvfp4Report};
 use fp8_nn::prelude::{Direction, Scaling};
+
+use crate::train::nvfp4::Nvfp4Tensor;
 
 /// About this many steps are observed, spread evenly. They are few enough not to affect the median time of a step.
 const MAX_SAMPLES: usize = 100;
+
+/// One of this many observed steps measures the tensors in NVFP4, and the last one.
+const MEASURED: usize = 10;
 
 /// One quantizer slot after a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +34,10 @@ pub(crate) struct SlotState {
     pub(crate) nan: u64,
     /// The SQNR of the codes of the last step, in decibels, if it was measured.
     pub(crate) sqnr: Option<f64>,
+    /// Whether its codes have 4 bits.
+    pub(crate) is_nvfp4: bool,
+    /// The blocks of the last step, if it is in NVFP4 and was measured.
+    pub(crate) nvfp4: Option<Nvfp4Report>,
 }
 
 /// Returns the slots that have quantized something, always in the same order.
@@ -45,6 +55,8 @@ pub(crate) fn slot_states(scaling: &Scaling) -> fp8_nn::Result<Vec<SlotState>> {
         elements: report.elements,
         nan: report.nan,
         sqnr: report.sqnr,
+        is_nvfp4: report.encoding == Encoding::E2M1,
+        nvfp4: report.nvfp4,
     });
     Ok(states.collect())
 }
@@ -109,6 +121,8 @@ pub(crate) struct Telemetry {
     points: Vec<Vec<Point>>,
     /// The last state of each slot.
     last: Vec<SlotState>,
+    /// The slots in NVFP4, in the same order.
+    nvfp4: Vec<Nvfp4Tensor>,
 }
 
 impl Telemetry {
@@ -122,6 +136,11 @@ impl Telemetry {
         step.is_multiple_of(self.every) || step == last
     }
 
+    /// Whether the next observed step, `step`, is to measure the tensors in NVFP4, which takes longer; the last one always is.
+    pub(crate) fn measures(&self, step: usize, last: usize) -> bool {
+        self.steps.len().is_multiple_of(MEASURED) || step == last
+    }
+
     pub(crate) fn record(&mut self, step: usize, slots: Vec<SlotState>) {
         self.steps.push(step);
         let point = |slot: &SlotState| Point {
@@ -133,6 +152,16 @@ impl Telemetry {
             sqnr: slot.sqnr,
         };
         self.points.push(slots.iter().map(point).collect());
+        for slot in slots.iter().filter(|slot| slot.is_nvfp4) {
+            let known = self.nvfp4.iter().position(|tensor| tensor.tensor == slot.name);
+            let position = known.unwrap_or_else(|| {
+                self.nvfp4.push(Nvfp4Tensor::new(&slot.name));
+                self.nvfp4.len() - 1
+            });
+            if let Some(report) = &slot.nvfp4 {
+                self.nvfp4[position].add(slot.sqnr, report);
+            }
+        }
         self.last = slots;
     }
 
@@ -144,6 +173,11 @@ impl Telemetry {
     /// Returns every slot after the last observed step.
     pub(crate) fn slots(&self) -> &[SlotState] {
         &self.last
+    }
+
+    /// Returns the slots in NVFP4.
+    pub(crate) fn nvfp4(&self) -> &[Nvfp4Tensor] {
+        &self.nvfp4
     }
 
     /// Returns the slots that saw NaN.
@@ -273,6 +307,8 @@ mod tests {
             elements: 8,
             nan: 0,
             sqnr: None,
+            is_nvfp4: false,
+            nvfp4: None,
         }
     }
 
@@ -292,6 +328,25 @@ mod tests {
         let recorded = (1..=5001).filter(|&step| telemetry.wants(step, 5001)).count();
         assert!((80..=MAX_SAMPLES + 1).contains(&recorded), "{recorded}");
         assert!(telemetry.wants(5001, 5001));
+    }
+
+    #[test]
+    fn a_tenth_of_the_observed_steps_measures_and_the_blocks_add_up() {
+        let mut telemetry = Telemetry::new(25);
+        let report = Nvfp4Report { blocks: 8, lost: 1, fp8_sqnr: Some(31.0), ..Nvfp4Report::default() };
+        let mut measured = Vec::new();
+        for step in 1..=25 {
+            let measures = telemetry.measures(step, 25);
+            measured.extend(measures.then_some(step));
+            let nvfp4 = measures.then_some(report);
+            let plain = slot("a.weight", false);
+            telemetry
+                .record(step, vec![SlotState { is_nvfp4: true, nvfp4, ..slot("a.input", false) }, plain]);
+        }
+        assert_eq!(measured, [1, 11, 21, 25]);
+        let [tensor] = telemetry.nvfp4() else { panic!("{:?}", telemetry.nvfp4()) };
+        assert_eq!((&*tensor.tensor, tensor.measured_steps, tensor.blocks), ("a.input", 4, 32));
+        assert_eq!((tensor.lost_blocks, tensor.fp8_sqnr_db), (4, Some(31.0)));
     }
 
     #[test]

@@ -57,10 +57,9 @@ pub(crate) trait Trainer: Sized {
     fn metadata(dir: &Path) -> Result<Metadata, String>;
     /// Writes everything that the next step depends on to `dir`, atomically. Refuses a model that is not finite. All ranks call it.
     fn save(&self, dir: &Path, metadata: &Metadata) -> Result<(), String>;
-    /// Does one optimizer step with the batch of all ranks and returns the loss of the weights before it. If `observed`, the quantizers count
-    /// saturated and underflowed values, which takes time and changes no bit of the results, and measure how exact the codes
-    /// are if the options ask for it.
-    fn step(&mut self, batch: &batches::Batch, lr: f32, observed: bool) -> Result<StepResult, String>;
+    /// Does one optimizer step with the batch of all ranks and returns the loss of the weights before it. What is observed takes time and
+    /// changes no bit of the results.
+    fn step(&mut self, batch: &batches::Batch, lr: f32, observe: Observe) -> Result<StepResult, String>;
     /// Returns the mean loss over the batch, and changes nothing that a later step reads.
     fn evaluate(&mut self, batch: &batches::Batch) -> Result<f32, String>;
     /// Returns `max_new_tokens` bytes that continue `prompt`, and changes nothing that a later step reads.
@@ -93,6 +92,17 @@ pub(crate) trait Trainer: Sized {
     fn gathered_in_high_precision(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// The quantities that a step records of its tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Observe {
+    /// Nothing.
+    Nothing,
+    /// The saturated and underflowed values, and how exact the codes are if the options ask for it.
+    Counts,
+    /// The same, and the blocks of tensors in NVFP4 and how exact these are.
+    Blocks,
 }
 
 /// The parts of the attention that run in FP8.

@@ -12,7 +12,7 @@ use crate::train::config::Config;
 use crate::train::options::{ScheduleName, Settings};
 use crate::train::progress::Progress;
 use crate::train::telemetry::Telemetry;
-use crate::train::trainer::{Run, StepResult, Trainer};
+use crate::train::trainer::{Observe, Run, StepResult, Trainer};
 
 /// At most this many windows of the held-out text are evaluated after the last step.
 const FINAL_WINDOWS: usize = 256;
@@ -145,8 +145,13 @@ pub(crate) fn train<T: Trainer>(
         let batch = batches::training(&config.corpus, settings.seed, step, settings.batch, settings.seq);
         let lr = schedule.lr(step as u64 - 1);
         let observed = run == Run::Fp8 && outcome.telemetry.wants(step, config.stop_at);
+        let observe = match observed {
+            false => Observe::Nothing,
+            true if outcome.telemetry.measures(step, config.stop_at) => Observe::Blocks,
+            true => Observe::Counts,
+        };
         let (start, sent) = (Instant::now(), config.ranks.bytes_sent());
-        let result = journey.trainer.step(&batch, lr, observed).map_err(|error| failed(step, error))?;
+        let result = journey.trainer.step(&batch, lr, observe).map_err(|error| failed(step, error))?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
         outcome.bytes_sent += config.ranks.bytes_sent() - sent;
         let StepResult { loss, grad_norm, loss_scale, skipped } = result;

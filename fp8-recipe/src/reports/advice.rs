@@ -1,5 +1,7 @@
 //! Advice on slots that lose values: the option to change.
 
+use crate::reports::nvfp4_advice;
+use crate::reports::share::percent;
 use crate::{RecipeLabel, ScaleSource, SlotSeries, SlotTrace, TracePoint};
 use std::fmt;
 use std::sync::Arc;
@@ -47,6 +49,10 @@ impl SlotTrace {
     /// step. If the SQNR was measured, a slot is also mentioned if it fell below 25 dB in E4M3 or 19 dB in E5M2 for another
     /// reason.
     ///
+    /// In NVFP4, a slot is mentioned if it had NaN values, if it underflowed more than 30 % of all values, or, where the SQNR was
+    /// measured, if a value was infinite, if more than 1 % of the blocks lost all of their values or saturated, or if the SQNR fell
+    /// below 12 dB.
+    ///
     /// ```
     /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
     /// use fp8_recipe::{Advice, DelayedScaling, GemmSlots, Scaling, SlotTrace};
@@ -91,6 +97,13 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
         let remedy = "no recipe helps; find the operation before it that makes them".to_owned();
         add(format!("had NaN values in {nan} of the last {steps} steps"), remedy);
     }
+    let underflowed = share(total(|point| point.underflowed));
+    if series.is_nvfp4() {
+        nvfp4_advice::findings(series, underflowed)
+            .into_iter()
+            .for_each(|(finding, remedy)| add(finding, remedy));
+        return all;
+    }
     let saturated = in_steps(&saturates);
     let clipped = share(total(|point| point.saturated));
     if saturated > 0 && clipped >= LEAST_SATURATED {
@@ -99,7 +112,6 @@ fn of_slot(series: &SlotSeries) -> Vec<Advice> {
         let (reason, remedy) = against_saturation(series);
         add(finding + &reason, remedy);
     }
-    let underflowed = share(total(|point| point.underflowed));
     let unused = overshoots(series).map(|(_, bits)| -bits).reduce(f64::min).unwrap_or(0.0);
     if unused > UNUSED_BITS {
         add(
@@ -193,10 +205,6 @@ fn bits(amax: f32, scale: f32, fp8_max: f32) -> f64 {
     (f64::from(amax) * f64::from(scale) / f64::from(fp8_max)).log2()
 }
 
-fn percent(share: f64) -> String {
-    if share < 0.001 { format!("{:.3} %", 100.0 * share) } else { format!("{:.1} %", 100.0 * share) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +219,7 @@ mod tests {
             underflowed: 0,
             nan: 0,
             sqnr: None,
+            nvfp4: None,
         }
     }
 

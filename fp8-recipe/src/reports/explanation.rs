@@ -4,12 +4,17 @@ use crate::names::fp8_attention::Fp8Attention;
 use crate::recipes::assignment::Assignment;
 use crate::recipes::gemm_pairs::{Gemm, Operand};
 use crate::reports::slot_report::STAYS_HIGH;
-use crate::{Fp8Gemms, Recipe, RecipeLabel, Result, Scaling, SlotName, SlotRole};
+use crate::{Encoding, Fp8Gemms, Recipe, RecipeLabel, Result, Scaling, SlotRole};
 use fp8_kernels::Device;
 use fp8_kernels::ops::Emulation;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+
+/// The text in explanations for an input or gradient in NVFP4: an operand's scales depend on all of its values, so that the operation
+/// before cannot write its codes.
+const QUANTIZED_AFTER: &str =
+    "quantized from high precision, in which a norm or activation before it writes its output";
 
 /// The recipe of each slot of a model, why the slot gets it, and the GEMMs that run in FP8: see [`Scaling::explain`].
 ///
@@ -72,6 +77,9 @@ pub struct ExplainedSlot {
     pub role: SlotRole,
     /// Its recipe. `None` if it stays in high precision.
     pub recipe: Option<RecipeLabel>,
+    /// The format of its codes. [`Encoding::E2M1`] means NVFP4, under which a norm or activation writes its output in high precision, and
+    /// it is quantized after. `None` if it stays in high precision.
+    pub encoding: Option<Encoding>,
     /// The pattern that chose the recipe. `None` for the default, and for a recipe that treats all slots alike.
     pub pattern: Option<Arc<str>>,
     /// Whether attention, which reads the tensor, leaves it in high precision because the recipe gives a tensor more than one
@@ -112,12 +120,14 @@ impl Scaling {
                     continue;
                 }
                 let (slots, operands) = layers.entry(slot.layer().clone()).or_default();
-                slots.push(explained(
-                    slot,
-                    policy.map(|policy| RecipeLabel::new(&policy.key(), None)),
+                slots.push(ExplainedSlot {
+                    name: slot.name().clone(),
+                    role: slot.role(),
+                    recipe: policy.map(|policy| RecipeLabel::new(&policy.key(), None)),
+                    encoding: policy.map(|policy| policy.format().encoding(direction)),
                     pattern,
-                    leaves_high,
-                ));
+                    stays_in_high_precision: leaves_high,
+                });
                 operands.push(Operand { role: slot.role(), policy: policy.map(|policy| &**policy) });
             }
         }
@@ -167,16 +177,6 @@ fn emulated(device: &Device, gemms: Fp8Gemms, operands: &[Operand<'_>]) -> Vec<(
     all.into_iter().filter_map(of).collect()
 }
 
-fn explained(
-    slot: &SlotName,
-    recipe: Option<RecipeLabel>,
-    pattern: Option<Arc<str>>,
-    stays_in_high_precision: bool,
-) -> ExplainedSlot {
-    let (name, role) = (slot.name().clone(), slot.role());
-    ExplainedSlot { name, role, recipe, pattern, stays_in_high_precision }
-}
-
 /// Returns the minimum extent of FP8 attention that an explanation assumes for a slot. It is `Dpa` for a slot that
 /// attention leaves in high precision, so that the slot is listed.
 const fn least(leaves_high: bool) -> Fp8Attention {
@@ -187,12 +187,13 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for ExplainedLayer { path, gemms, slots, emulated } in &self.layers {
             let has_gemms = slots.iter().any(|slot| slot.role == SlotRole::Weight);
-            writeln!(
-                f,
-                "{path}: {}",
-                if has_gemms { run_in_fp8(*gemms) } else { "tensors that no Linear reads" }
-            )?;
-            for ExplainedSlot { role, recipe, pattern, stays_in_high_precision, .. } in slots {
+            let mut encodings = slots.iter().filter_map(|slot| slot.encoding);
+            let format = if encodings.all(|encoding| encoding == Encoding::E2M1) { "NVFP4" } else { "FP8" };
+            match has_gemms {
+                true => writeln!(f, "{path}: {}", run_in(*gemms, format))?,
+                false => writeln!(f, "{path}: tensors that no Linear reads")?,
+            }
+            for ExplainedSlot { role, recipe, encoding, pattern, stays_in_high_precision, .. } in slots {
                 let recipe = recipe.as_ref().map_or("off".to_owned(), RecipeLabel::to_string);
                 match pattern {
                     Some(pattern) => write!(f, "  {}: {recipe} (pattern `{pattern}`)", role.name())?,
@@ -200,6 +201,8 @@ impl fmt::Display for Explanation {
                 }
                 if *stays_in_high_precision {
                     write!(f, ": {STAYS_HIGH}")?;
+                } else if *encoding == Some(Encoding::E2M1) && *role != SlotRole::Weight {
+                    write!(f, ": {QUANTIZED_AFTER}")?;
                 }
                 writeln!(f)?;
             }
@@ -214,15 +217,14 @@ impl fmt::Display for Explanation {
     }
 }
 
-fn run_in_fp8(gemms: Fp8Gemms) -> &'static str {
-    match (gemms.fprop, gemms.dgrad, gemms.wgrad) {
-        (true, true, true) => "fprop, dgrad and wgrad run in FP8",
-        (true, true, false) => "fprop and dgrad run in FP8",
-        (true, false, true) => "fprop and wgrad run in FP8",
-        (false, true, true) => "dgrad and wgrad run in FP8",
-        (true, false, false) => "fprop runs in FP8",
-        (false, true, false) => "dgrad runs in FP8",
-        (false, false, true) => "wgrad runs in FP8",
-        (false, false, false) => "no GEMM runs in FP8",
+/// Returns which GEMMs run in a format.
+fn run_in(gemms: Fp8Gemms, format: &str) -> String {
+    let all = [(gemms.fprop, "fprop"), (gemms.dgrad, "dgrad"), (gemms.wgrad, "wgrad")];
+    let names: Vec<&str> = all.iter().filter(|(runs, _)| *runs).map(|(_, name)| *name).collect();
+    match names[..] {
+        [] => "no GEMM runs in FP8".to_owned(),
+        [one] => format!("{one} runs in {format}"),
+        [one, other] => format!("{one} and {other} run in {format}"),
+        _ => format!("fprop, dgrad and wgrad run in {format}"),
     }
 }

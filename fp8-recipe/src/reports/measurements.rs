@@ -1,6 +1,8 @@
 //! The measurements that a `Scaling` makes on request: counts of values, and signal-to-quantization-noise ratios.
 
-use crate::reports::error_squares::{Measured, Squares};
+use crate::Nvfp4Report;
+use crate::reports::error_squares::Measured;
+use crate::reports::slot_sums::Sums;
 use std::collections::BTreeMap;
 
 /// Whether values are counted, and how often the counters were reset.
@@ -28,11 +30,12 @@ impl Counting {
     }
 }
 
-/// The signal-to-quantization-noise ratios, in decibels, of the last committed scope that measured each slot.
+/// The signal-to-quantization-noise ratios, in decibels, and the blocks in NVFP4, of the last committed scope that measured each slot.
 #[derive(Debug, Default)]
 pub(crate) struct SqnrRatios {
     is_on: bool,
     decibels: BTreeMap<Measured, f64>,
+    nvfp4: BTreeMap<Measured, Nvfp4Report>,
 }
 
 impl SqnrRatios {
@@ -43,19 +46,27 @@ impl SqnrRatios {
     pub(crate) fn set(&mut self, is_on: bool) {
         self.is_on = is_on;
         self.decibels.clear();
+        self.nvfp4.clear();
     }
 
     pub(crate) fn of(&self, slot: Measured) -> Option<f64> {
         self.decibels.get(&slot).copied()
     }
 
-    /// Replaces the ratios of the slots that a committed scope measured.
-    pub(crate) fn replace(&mut self, squares: impl IntoIterator<Item = (Measured, Squares)>) {
-        for (slot, squares) in squares {
+    pub(crate) fn nvfp4_of(&self, slot: Measured) -> Option<Nvfp4Report> {
+        self.nvfp4.get(&slot).copied()
+    }
+
+    /// Replaces the measurements of the slots that a committed scope measured.
+    pub(crate) fn replace(&mut self, sums: impl IntoIterator<Item = (Measured, Sums)>) {
+        for (slot, Sums { squares, nvfp4 }) in sums {
             match squares.decibels() {
                 Some(decibels) => self.decibels.insert(slot, decibels),
                 None => self.decibels.remove(&slot),
             };
+            if let Some(nvfp4) = nvfp4 {
+                self.nvfp4.insert(slot, nvfp4.report());
+            }
         }
     }
 }

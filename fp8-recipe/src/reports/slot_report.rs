@@ -1,7 +1,8 @@
 //! The scale, amax and counts of each slot.
 
 use crate::names::by_direction::ByDirection;
-use crate::{Direction, RecipeLabel, Result, Scaling, SlotRole};
+use crate::{Direction, Nvfp4Report, RecipeLabel, Result, Scaling, SlotRole};
+use fp8_kernels::Encoding;
 use std::fmt;
 use std::sync::Arc;
 
@@ -38,6 +39,8 @@ pub struct SlotReport {
     pub direction: Direction,
     /// The recipe and group that it ran under.
     pub recipe: RecipeLabel,
+    /// The format of its codes. [`Encoding::E2M1`] means NVFP4.
+    pub encoding: Encoding,
     /// The newest amax of the window: 0 if there is none yet, and for a history of length 1, which keeps none.
     pub amax: f32,
     /// The scale for the next tensor.
@@ -62,12 +65,15 @@ pub struct SlotReport {
     pub stays_in_high_precision: bool,
     /// The signal-to-quantization-noise ratio in decibels, `10 · log₁₀(Σ x² / Σ (x − code · scale_inv)²)`, of what the slot
     /// quantized in the last scope that measured it. `None` unless [`Scaling::set_measuring_sqnr`] is on. About 31.5 in E4M3 and
-    /// 25.5 in E5M2 if no value saturates or underflows.
+    /// 25.5 in E5M2 if no value saturates or underflows; about 20 in NVFP4, and 17 if it is rounded stochastically.
     pub sqnr: Option<f64>,
+    /// The blocks of a tensor in NVFP4 in the last scope that measured it, with the SQNR that it would have in FP8. `None` for FP8, and
+    /// unless [`Scaling::set_measuring_sqnr`] is on.
+    pub nvfp4: Option<Nvfp4Report>,
 }
 
 /// Writes one line: name, amax, scale, a mark if the recipe's scales are not powers of two, each count that is not 0, and the
-/// SQNR if it was measured; or that the tensor stays in high precision.
+/// SQNR if it was measured, in NVFP4 with the blocks that lost something; or that the tensor stays in high precision.
 impl fmt::Display for SlotReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, direction, amax, scale, elements, .. } = self;
@@ -84,18 +90,40 @@ impl fmt::Display for SlotReport {
         if *elements > 0 {
             write!(f, ", {elements} values")?;
         }
-        let counts = [
-            (self.saturated, "saturated"),
-            (self.underflowed, "underflowed"),
-            (self.nan, "NaN"),
-            (self.non_finite, "amaxes not finite"),
-        ];
-        counts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .try_for_each(|(count, what)| write!(f, ", {count} {what}"))?;
-        self.sqnr.map_or(Ok(()), |sqnr| write!(f, ", SQNR {sqnr:.1} dB"))
+        write_counts(
+            f,
+            &[
+                (self.saturated, "saturated"),
+                (self.underflowed, "underflowed"),
+                (self.nan, "NaN"),
+                (self.non_finite, "amaxes not finite"),
+            ],
+        )?;
+        if let Some(nvfp4) = &self.nvfp4 {
+            write!(f, ", {} blocks", nvfp4.blocks)?;
+            write_counts(
+                f,
+                &[
+                    (nvfp4.lost, "lost"),
+                    (nvfp4.saturated, "saturated"),
+                    (nvfp4.nan, "with NaN"),
+                    (nvfp4.infinite, "with infinities"),
+                ],
+            )?;
+        }
+        let Some(sqnr) = self.sqnr else { return Ok(()) };
+        write!(f, ", SQNR {sqnr:.1} dB")?;
+        match self.nvfp4.and_then(|nvfp4| nvfp4.mxfp8_sqnr.zip(nvfp4.fp8_sqnr)) {
+            Some((mxfp8, fp8)) => write!(f, " (MXFP8 {mxfp8:.1} dB, FP8 {fp8:.1} dB)"),
+            None => Ok(()),
+        }
     }
+}
+
+/// Writes each count that is not 0.
+fn write_counts(f: &mut fmt::Formatter<'_>, counts: &[(u64, &str)]) -> fmt::Result {
+    let mut counts = counts.iter().filter(|(count, _)| *count > 0);
+    counts.try_for_each(|(count, what)| write!(f, ", {count} {what}"))
 }
 
 impl Scaling {
@@ -122,6 +150,7 @@ impl Scaling {
                         role,
                         direction,
                         recipe: domain.label(),
+                        encoding: domain.encodings[direction],
                         amax,
                         scale: domain.reported_scale(role, amax, scale)?,
                         has_powers_of_two: domain.has_powers_of_two(role),
@@ -133,6 +162,7 @@ impl Scaling {
                         non_finite,
                         stays_in_high_precision: domain.leaves_high(slot),
                         sqnr: self.sqnr().of((position, direction, index)),
+                        nvfp4: self.sqnr().nvfp4_of((position, direction, index)),
                     });
                 }
             }

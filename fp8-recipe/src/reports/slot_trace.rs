@@ -1,6 +1,6 @@
 //! The amaxes, scales and counts of each slot over the last steps.
 
-use crate::{Direction, RecipeLabel, Result, ScaleSource, Scaling, SlotReport};
+use crate::{Direction, Encoding, Nvfp4Report, RecipeLabel, Result, ScaleSource, Scaling, SlotReport};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -78,6 +78,8 @@ pub struct TracePoint {
     pub nan: u64,
     /// The signal-to-quantization-noise ratio in decibels, if it was measured: see [`SlotReport::sqnr`].
     pub sqnr: Option<f64>,
+    /// The blocks in NVFP4, if they were measured: see [`SlotReport::nvfp4`].
+    pub nvfp4: Option<Nvfp4Report>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -152,7 +154,7 @@ impl SlotTrace {
                 series.points.pop_front();
             }
             let scale = (series.scales != ScaleSource::RowsOrBlocks).then_some(report.scale);
-            let (amax, sqnr) = (report.amax, report.sqnr);
+            let SlotReport { amax, sqnr, nvfp4, .. } = report;
             series.points.push_back(TracePoint {
                 step,
                 amax,
@@ -162,6 +164,7 @@ impl SlotTrace {
                 underflowed,
                 nan,
                 sqnr,
+                nvfp4,
             });
         }
         Ok(())
@@ -173,11 +176,17 @@ impl SlotTrace {
     }
 
     /// Returns all points as CSV, with a line of column names: `step`, `slot`, `direction`, `recipe`, `amax`, `scale`,
-    /// `elements`, `saturated`, `underflowed`, `nan`, `sqnr`. Names with commas or quotes are quoted. A scale or SQNR that there
-    /// is none of leaves its field empty.
+    /// `elements`, `saturated`, `underflowed`, `nan`, `sqnr`. If a slot ran in NVFP4, `blocks`, `lost_blocks`, `saturated_blocks`,
+    /// `nan_blocks`, `infinite_blocks`, `mxfp8_sqnr` and `fp8_sqnr` follow. Names with commas or quotes are quoted. A number that there is
+    /// none of leaves its field empty.
     pub fn to_csv(&self) -> String {
+        let has_nvfp4 = self.series.iter().any(SlotSeries::is_nvfp4);
         let mut csv =
-            String::from("step,slot,direction,recipe,amax,scale,elements,saturated,underflowed,nan,sqnr\n");
+            String::from("step,slot,direction,recipe,amax,scale,elements,saturated,underflowed,nan,sqnr");
+        if has_nvfp4 {
+            NVFP4_COLUMNS.iter().for_each(|(name, _)| csv.extend([",", name]));
+        }
+        csv.push('\n');
         for SlotSeries { name, direction, recipe, points, .. } in &self.series {
             let [name, recipe] = [name.to_string(), recipe.to_string()].map(csv_field);
             for point in points {
@@ -185,14 +194,23 @@ impl SlotTrace {
                 let scale = point.scale.map(|scale| scale.to_string()).unwrap_or_default();
                 let sqnr = point.sqnr.map(|sqnr| format!("{sqnr:.3}")).unwrap_or_default();
                 let counts = format!("{elements},{saturated},{underflowed},{nan}");
-                let _ = writeln!(csv, "{step},{name},{direction},{recipe},{amax},{scale},{counts},{sqnr}");
+                let _ = write!(csv, "{step},{name},{direction},{recipe},{amax},{scale},{counts},{sqnr}");
+                for (_, column) in NVFP4_COLUMNS.iter().filter(|_| has_nvfp4) {
+                    let number = point.nvfp4.as_ref().and_then(column).map(|number| match number.fract() {
+                        0.0 => number.to_string(),
+                        _ => format!("{number:.3}"),
+                    });
+                    csv.extend([",", &number.unwrap_or_default()]);
+                }
+                csv.push('\n');
             }
         }
         csv
     }
 
     /// Returns all points as JSON: a list of slots, each with its `slot`, `direction`, `recipe`, and one list for each column.
-    /// Numbers that are not finite are `null`, and so is a scale or SQNR that there is none of.
+    /// Slots in NVFP4 have the columns that [`to_csv`](Self::to_csv) lists last, too. Numbers that are not finite are `null`, and so is
+    /// a number that there is none of.
     pub fn to_json(&self) -> String {
         let slots = self.series.iter().map(|series| {
             let column = |name: &str, value: &dyn Fn(&TracePoint) -> String| {
@@ -203,7 +221,7 @@ impl SlotTrace {
             // An f32 as it is, with the digits that it needs.
             let short = |value: f32| if value.is_finite() { value.to_string() } else { "null".to_owned() };
             let null = || "null".to_owned();
-            let columns = [
+            let mut columns = vec![
                 column("step", &|point| point.step.to_string()),
                 column("amax", &|point| short(point.amax)),
                 column("scale", &|point| point.scale.map_or_else(null, short)),
@@ -213,6 +231,10 @@ impl SlotTrace {
                 column("nan", &|point| point.nan.to_string()),
                 column("sqnr", &|point| point.sqnr.map_or_else(null, number)),
             ];
+            for (name, of) in NVFP4_COLUMNS.iter().filter(|_| series.is_nvfp4()) {
+                columns
+                    .push(column(name, &|point| point.nvfp4.as_ref().and_then(of).map_or_else(null, number)));
+            }
             format!(
                 "{{\"slot\":{},\"direction\":\"{}\",\"recipe\":{},{}}}",
                 json_text(&series.name),
@@ -224,6 +246,25 @@ impl SlotTrace {
         format!("[{}]", slots.collect::<Vec<_>>().join(","))
     }
 }
+
+impl SlotSeries {
+    /// Returns whether its codes have 4 bits.
+    pub(crate) fn is_nvfp4(&self) -> bool {
+        self.fp8_max == Encoding::E2M1.max()
+    }
+}
+
+/// The columns of slots in NVFP4: the name of each, and its number.
+#[expect(clippy::type_complexity, reason = "a name and a function")]
+const NVFP4_COLUMNS: [(&str, fn(&Nvfp4Report) -> Option<f64>); 7] = [
+    ("blocks", |report| Some(report.blocks as f64)),
+    ("lost_blocks", |report| Some(report.lost as f64)),
+    ("saturated_blocks", |report| Some(report.saturated as f64)),
+    ("nan_blocks", |report| Some(report.nan as f64)),
+    ("infinite_blocks", |report| Some(report.infinite as f64)),
+    ("mxfp8_sqnr", |report| report.mxfp8_sqnr),
+    ("fp8_sqnr", |report| report.fp8_sqnr),
+];
 
 #[cfg(test)]
 impl SlotTrace {
@@ -295,6 +336,7 @@ mod tests {
             underflowed: 2,
             nan: 4,
             sqnr: Some(31.25),
+            nvfp4: None,
         };
         let blocks = TracePoint { step: 4, amax: 2.0, scale: None, sqnr: None, ..point };
         let points = vec![point, blocks];

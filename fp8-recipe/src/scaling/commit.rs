@@ -52,12 +52,12 @@ impl Scaling {
 
     /// Ends the open scope after its update.
     fn close(&mut self, scales: Option<Vec<Vec<Cell>>>) {
-        let Some(Scope { direction, touched, outcome, weight_uses, squares, lone, groups, .. }) =
+        let Some(Scope { direction, touched, outcome, weight_uses, measured, lone, groups, .. }) =
             self.scopes.take()
         else {
             return;
         };
-        self.sqnr.replace(squares);
+        self.sqnr.replace(measured);
         match direction {
             Direction::Forward => {
                 if self.scopes.awaiting_mut().forward_committed(&touched, lone, &groups) {

@@ -1,14 +1,15 @@
 //! Measures the signal-to-quantization-noise ratios of slots.
 
 use crate::scopes::scope_settings::ScopeSettings;
-use crate::{Direction, Result, Scaling};
-use fp8_kernels::{DType, Operand, Tensor};
+use crate::{Direction, Result, Scaling, SlotName};
+use fp8_kernels::{DType, Encoding, Operand, Tensor};
 
 impl Scaling {
     /// Sets whether layers measure the quantization error of each tensor, for
     /// [`SlotReport::sqnr`](crate::SlotReport::sqnr) and [`SlotTrace`](crate::SlotTrace). Measuring dequantizes each tensor and
-    /// compares it on the host, which takes longer than the step itself, so turn it on for single steps. It changes no
-    /// result. A step that measures cannot be recorded in a graph. Default: off, which costs nothing.
+    /// compares it on the host, which takes longer than the step itself, so turn it on for single steps. Tensors in NVFP4 are
+    /// quantized to FP8, too, to compare both, and their blocks are counted: [`SlotReport::nvfp4`](crate::SlotReport::nvfp4). It changes
+    /// no result. A step that measures cannot be recorded in a graph. Default: off, which costs nothing.
     ///
     /// ```
     /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
@@ -51,9 +52,13 @@ impl Scaling {
         }
         let remedy = "it is computed on the host: measure in a step without a graph";
         self.device.expect_eager("measure_sqnr", remedy)?;
-        let (values, quantized) = (values.to_f32_vec()?, quantized.dequantize(DType::F32)?.to_f32_vec()?);
-        if let Some(scope) = self.scopes.current_mut() {
-            scope.squares.entry((domain, direction, index)).or_default().add(&values, &quantized);
+        let role = self.model_slots().all()[direction].get(index).map(SlotName::role);
+        let Some((scope, role)) = self.scopes.current_mut().zip(role) else { return Ok(()) };
+        let sums = scope.measured.entry((domain, direction, index)).or_default();
+        let host = values.to_f32_vec()?;
+        sums.squares.add(&host, &quantized.dequantize(DType::F32)?.to_f32_vec()?);
+        if let Some(codes) = quantized.as_fp8().filter(|codes| codes.encoding() == Encoding::E2M1) {
+            sums.nvfp4.get_or_insert_default().add(role, values, &host, codes)?;
         }
         Ok(())
     }

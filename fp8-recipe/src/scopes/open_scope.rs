@@ -1,7 +1,8 @@
 //! The state that an open, recording scope keeps until it ends, and the state that forward scopes leave for the next
 //! backward scope.
 
-use crate::reports::error_squares::{Measured, Squares};
+use crate::reports::error_squares::Measured;
+use crate::reports::slot_sums::Sums;
 use crate::scopes::forward_outcome::ForwardOutcome;
 use crate::weights::weight_cache::Added;
 use crate::{AmaxGroup, Direction};
@@ -27,8 +28,8 @@ pub(crate) struct Scope {
     pub(crate) draws: u64,
     /// The random numbers of the slot that was lent last, if its tensor is rounded stochastically.
     pub(crate) rounding: Option<DropoutDraw>,
-    /// The squares of the tensors that were measured.
-    pub(crate) squares: BTreeMap<Measured, Squares>,
+    /// The sums of the tensors that were measured.
+    pub(crate) measured: BTreeMap<Measured, Sums>,
     /// The cells that learn at the commit whether gradients overflowed on any rank.
     pub(crate) overflow: Vec<Cell>,
     pub(crate) outcome: Arc<ForwardOutcome>,
@@ -51,7 +52,7 @@ impl Scope {
             snapshots: false,
             draws: 0,
             rounding: None,
-            squares: BTreeMap::new(),
+            measured: BTreeMap::new(),
             overflow: Vec::new(),
             outcome: Arc::new(ForwardOutcome::of_scope(number)),
             cause: None,

@@ -10,7 +10,9 @@ import json, os, shutil, sys
 
 import compressed_tensors, torch, transformers
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import preset_name_to_scheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
 
@@ -52,8 +54,10 @@ def loss(base, folder, ids, windows):
     tensors, state = load_file(f"{folder}/model.safetensors"), model.state_dict()
     for packed in (name for name in tensors if name.endswith(".weight_packed")):
         module = packed.removesuffix(".weight_packed")
-        parts = {end: tensors[f"{module}.{end}"] for end in ("weight_packed", "weight_scale", "weight_global_scale")}
-        state[f"{module}.weight"].copy_(COMPRESSOR.decompress(parts, SCHEME)["weight"].float())
+        codes, scales, scale = (tensors[f"{module}.{end}"] for end in ("weight_packed", "weight_scale", "weight_global_scale"))
+        values = unpack_fp4_from_uint8(codes, codes.shape[0], 2 * codes.shape[1], torch.float32)  # not rounded to bf16
+        values = dequantize(values, scales.float(), args=SCHEME.weights, global_scale=scale, dtype=torch.float32)
+        state[f"{module}.weight"].copy_(values)
     model.eval()
     total, count = 0.0, 0
     with torch.no_grad():

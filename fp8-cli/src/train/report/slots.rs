@@ -160,6 +160,8 @@ mod tests {
             elements: 4096,
             nan,
             sqnr: None,
+            is_nvfp4: false,
+            nvfp4: None,
         }
     }
 

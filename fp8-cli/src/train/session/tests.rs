@@ -41,7 +41,7 @@ fn a_model_that_is_not_finite_is_not_saved_over_a_good_one() {
     for value in [f32::NAN, f32::INFINITY] {
         let folder = tempfile::tempdir().unwrap();
         let mut session = session("delayed");
-        session.step(&batch(), 1e-3, false).unwrap();
+        session.step(&batch(), 1e-3, Observe::Nothing).unwrap();
         session.save(folder.path(), &Metadata::new()).unwrap();
         let good = fs::read(checkpoint::path(folder.path())).unwrap();
         inject(&mut session, "gpt.blocks.0.mlp.fc1.weight", value);
@@ -64,7 +64,7 @@ fn a_llama_is_saved_with_its_configuration_and_exported() {
     let folder = tempfile::tempdir().unwrap();
     let (saved, out) = (folder.path().join("saved"), folder.path().join("out"));
     let mut llama = session("delayed --model llama");
-    llama.step(&batch(), 1e-3, false).unwrap();
+    llama.step(&batch(), 1e-3, Observe::Nothing).unwrap();
     llama.save(&saved, &Metadata::new()).unwrap();
     let fp8 = QuantizeOptions { scheme: Scheme::Tensor, ..Default::default() };
     let options = ExportOptions { fp8: Some(fp8), static_inputs: true, ..Default::default() };
@@ -98,15 +98,15 @@ fn a_training_in_f16_reports_its_loss_scale_and_resumes_with_it() {
     let state = LossScaleState { scale: f32::MAX, growth_tracker: 0, skipped_steps: 0 };
     session.scaler.set_state(&state).unwrap();
     session.scale = state;
-    let first = session.step(&batch(), 1e-3, false).unwrap();
+    let first = session.step(&batch(), 1e-3, Observe::Nothing).unwrap();
     assert_eq!((first.loss_scale, first.skipped), (Some(f32::MAX), true));
     session.scaler.set_state(&LossScaleState { scale: 1024.0, ..state }).unwrap();
-    let second = session.step(&batch(), 1e-3, false).unwrap();
+    let second = session.step(&batch(), 1e-3, Observe::Nothing).unwrap();
     assert_eq!((second.loss, second.skipped), (first.loss, false), "the first changed no weight");
     session.save(folder.path(), &Metadata::new()).unwrap();
     let mut resumed = Session::resume(&settings, place, &Ranks::default(), Run::Fp8, folder.path()).unwrap();
     let [straight, resumed] =
-        [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
+        [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, Observe::Nothing).unwrap());
     assert_eq!((straight, straight.loss_scale, straight.skipped), (resumed, Some(1024.0), false));
 }
 
@@ -131,7 +131,7 @@ fn the_example_of_a_recipe_file_trains_and_resumes() {
     let mut session = Session::start(&settings, place, &Ranks::default(), Run::Fp8).unwrap();
     // Of 24 products, those of the first block's qkv and proj run in high precision.
     assert_eq!(session.fp8_gemms_per_step(), 24 - 6);
-    session.step(&batch(), 1e-3, true).unwrap();
+    session.step(&batch(), 1e-3, Observe::Counts).unwrap();
     let slots = session.slots().unwrap();
     assert!(slots.iter().all(|slot| !slot.name.contains("blocks.0.attention")), "{slots:?}");
     assert!(slots.iter().any(|slot| slot.name.contains("blocks.1.attention")));
@@ -140,7 +140,7 @@ fn the_example_of_a_recipe_file_trains_and_resumes() {
     let mut resumed = Session::resume(&settings, place, &Ranks::default(), Run::Fp8, folder.path()).unwrap();
     assert_eq!(resumed.resume_note(), None);
     let [went_on, resumed] =
-        [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, false).unwrap());
+        [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-3, Observe::Nothing).unwrap());
     assert_eq!(went_on.loss, resumed.loss);
 
     settings.recipe_toml = settings.recipe_toml.replace("blocks.0", "blocks.9");
@@ -164,9 +164,9 @@ fn observed_steps_give_advice_and_measure_the_sqnr_when_asked() {
         let place = Place { device: DeviceName::Cpu, graph: false, sqnr, recompute: RecomputeLevel::None };
         let mut session = Session::start(&settings, place, &Ranks::default(), Run::Fp8).unwrap();
         let mut losses = Vec::new();
-        for observed in [true, false, true] {
-            losses.push(session.step(&batch(), 1e-3, observed).unwrap().loss);
-            let slots = if observed { session.slots().unwrap() } else { continue };
+        for observe in [Observe::Counts, Observe::Nothing, Observe::Blocks] {
+            losses.push(session.step(&batch(), 1e-3, observe).unwrap().loss);
+            let slots = if observe != Observe::Nothing { session.slots().unwrap() } else { continue };
             assert!(slots.iter().all(|slot| slot.sqnr.is_some() == sqnr), "{slots:?}");
         }
         (losses, session.advice())
@@ -177,20 +177,42 @@ fn observed_steps_give_advice_and_measure_the_sqnr_when_asked() {
 }
 
 #[test]
+fn a_tensor_in_nvfp4_is_measured_in_the_steps_that_ask_for_its_blocks() {
+    let mut session = session("nvfp4");
+    let mut slots = |observe| {
+        session.step(&batch(), 1e-3, observe).unwrap();
+        session.slots().unwrap()
+    };
+    let counted = slots(Observe::Counts);
+    assert_eq!(counted.len(), 12, "three tensors of four Linears: {counted:?}");
+    assert!(counted.iter().all(|slot| slot.is_nvfp4 && slot.nvfp4.is_none() && slot.sqnr.is_none()));
+    let measured = slots(Observe::Blocks);
+    assert!(
+        measured
+            .iter()
+            .all(|slot| slot.nvfp4.is_some_and(|report| report.blocks > 0 && report.fp8_sqnr.is_some()))
+    );
+    assert!(
+        measured.iter().all(|slot| slot.sqnr.is_some_and(|sqnr| (12.0..25.0).contains(&sqnr))),
+        "{measured:?}"
+    );
+}
+
+#[test]
 fn gradients_that_are_not_finite_skip_a_step() {
     let mut session = session("current");
-    let loss = session.step(&batch(), 1e-2, false).unwrap().loss;
+    let loss = session.step(&batch(), 1e-2, Observe::Nothing).unwrap().loss;
     let before = session.evaluate(&batch()).unwrap();
     assert!(before < loss);
     for parameter in parameters_mut(&mut session.model) {
         let shape = *parameter.tensor().shape();
         *parameter.main_grad_mut() = Tensor::full(f32::NAN, shape, DType::F32, &Device::cpu()).unwrap();
     }
-    let result = session.step(&batch(), 1e-2, false).unwrap();
+    let result = session.step(&batch(), 1e-2, Observe::Nothing).unwrap();
     assert!(result.grad_norm.is_nan() && result.loss.is_finite());
     assert_eq!(session.evaluate(&batch()).unwrap(), before);
     assert_eq!(session.optimizer.skipped_steps().unwrap(), 1);
-    assert!(session.step(&batch(), 1e-2, false).unwrap().grad_norm.is_finite());
+    assert!(session.step(&batch(), 1e-2, Observe::Nothing).unwrap().grad_norm.is_finite());
     assert!(session.evaluate(&batch()).unwrap() < before);
 }
 
@@ -207,7 +229,8 @@ fn losses(count: usize, options: &str) -> Vec<Vec<[f32; 2]>> {
             .map(|step| {
                 let ids = (0..32).map(|i| (i * 7 + step * 3) % 256).collect::<Vec<i32>>();
                 let targets = ids.iter().map(|id| (id + 7) % 256).collect();
-                let result = session.step(&Batch { rows: 4, len: 8, ids, targets }, 1e-2, false).unwrap();
+                let result =
+                    session.step(&Batch { rows: 4, len: 8, ids, targets }, 1e-2, Observe::Nothing).unwrap();
                 [result.loss, result.grad_norm]
             })
             .collect();
@@ -263,12 +286,12 @@ fn ranks_draw_dropout_masks_of_their_own_again_after_a_resume() {
     let run = |group: std::sync::Arc<dyn ProcessGroup>| {
         let ranks = Ranks::replicas(group);
         let mut session = Session::start(&settings, place, &ranks, Run::Fp8).unwrap();
-        session.step(&batch(), 1e-2, false).unwrap();
+        session.step(&batch(), 1e-2, Observe::Nothing).unwrap();
         session.save(folder.path(), &Metadata::new()).unwrap();
         let mut resumed = Session::resume(&settings, place, &ranks, Run::Fp8, folder.path()).unwrap();
         let seeds = [&session, &resumed].map(|session| session.scaling.dropout_seed());
-        let losses =
-            [&mut session, &mut resumed].map(|session| session.step(&batch(), 1e-2, false).unwrap().loss);
+        let losses = [&mut session, &mut resumed]
+            .map(|session| session.step(&batch(), 1e-2, Observe::Nothing).unwrap().loss);
         (seeds, losses)
     };
     let [first, second] = std::thread::scope(|scope| {

@@ -1,7 +1,9 @@
 //! Checks layers in NVFP4: how far they are from high precision, what they draw, and what they refuse.
 
-use super::support::{bits, block, device, error, grads, linear, noise, off, relative_rms, step, values};
-use fp8_nn::fp8_recipe::{DropoutProgress, Nvfp4};
+use super::support::{
+    bits, block, device, error, grads, linear, noise, off, relative_rms, rng, step, values,
+};
+use fp8_nn::fp8_recipe::{DropoutProgress, Encoding, Nvfp4};
 use fp8_nn::prelude::*;
 
 const PLAIN: Nvfp4 = Nvfp4 {
@@ -45,6 +47,41 @@ fn a_linear_is_as_far_from_high_precision_as_its_rules_say() {
     let backward = Nvfp4 { override_linear_precision: (false, true, true), ..Nvfp4::default() };
     let [y, dx, dw] = errors(backward);
     assert!((0.12..=0.16).contains(&y) && dx < 1e-6 && dw < 1e-6, "{y} {dx} {dw}");
+}
+
+/// The relative errors of y, of what the layer adds to x, and of dx, of a TransformerLayer on normal data whose weights keep the size of
+/// values.
+fn layer_errors(recipe: Nvfp4) -> [f64; 3] {
+    let options = TransformerLayerOptions {
+        hidden_size: 64,
+        ffn_hidden_size: 256,
+        attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 32, ..Default::default() },
+        init: InitOptions { init_std: 0.125, output_layer_init_std: 0.125 },
+        ..Default::default()
+    };
+    let (x, dy) = (noise([2, 32, 64], 2), noise([2, 32, 64], 3));
+    let run = |autocast: &AutocastOptions| {
+        let mut layer = TransformerLayer::new("block", options.clone(), &device(), &mut rng(1)).unwrap();
+        let mut scaling = Scaling::new(&layer, &device()).unwrap();
+        let (y, dx) = step(&mut scaling, &recipe.into(), autocast, &mut layer, &x, &dy).unwrap();
+        let added = values(&y).iter().zip(values(&x)).map(|(y, x)| y - x).collect();
+        [values(&y), added, values(&dx)]
+    };
+    let (want, got): ([Vec<f32>; 3], _) = (run(&off()), run(&AutocastOptions::default()));
+    std::array::from_fn(|i| relative_rms(&want[i], &got[i]))
+}
+
+#[test]
+fn a_transformer_layer_adds_up_the_errors_of_its_linears() {
+    let nearest = Nvfp4 { disable_stochastic_rounding: true, ..Nvfp4::default() };
+    for (recipe, most) in [(Nvfp4::default(), 0.33), (nearest, 0.3), (PLAIN, 0.3)] {
+        let [y, added, dx] = layer_errors(recipe);
+        assert!(
+            0.1 < y && y < added && added < 0.3,
+            "{recipe:?}: y is off by {y:.3}, what was added by {added:.3}"
+        );
+        assert!((0.1..most).contains(&dx), "{recipe:?}: dx is off by {dx:.3}");
+    }
 }
 
 /// y, dx and all gradients of a block, twice, and how many keys were drawn.
@@ -191,4 +228,42 @@ fn a_file_without_the_factors_of_a_whole_weight_is_refused() {
     quantize_weights(&mut other, &CurrentScaling::default().into()).unwrap();
     let text = error(checkpoint::load_parameters(&file, &mut other));
     assert!(text.contains("is stored in E2M1 with a factor for each 16x16: expected E4M3"), "{text}");
+}
+
+#[test]
+fn the_report_says_which_tensors_ran_in_it_and_counts_their_blocks() {
+    let mut model = super::support::gpt(1);
+    let mut scaling = Scaling::new(&model, &device()).unwrap();
+    scaling.set_counting(true);
+    scaling.set_measuring_sqnr(true);
+    let ids = super::support::ids([2, 8], 8, 1);
+    let mut cx = scaling.autocast(&Nvfp4::default().into()).unwrap();
+    let (loss, saved) = model.loss(&mut cx, &ids, &ids).unwrap();
+    cx.commit().unwrap();
+    assert!(loss.item().unwrap().is_finite());
+    scaling.in_backward(|cx| model.loss_backward(cx, saved)).unwrap();
+    let reports = scaling.slot_reports().unwrap();
+    let ran = || reports.iter().filter(|report| report.elements > 0);
+    assert!(ran().all(|report| report.encoding == Encoding::E2M1 && report.sqnr.is_some()), "{reports:?}");
+    // 16 tokens of 32 values, and of the MLP's 128.
+    let linears =
+        [("attention.qkv", 32, 96), ("attention.proj", 32, 32), ("mlp.fc1", 32, 128), ("mlp.fc2", 128, 32)];
+    for (layer, inputs, outputs) in
+        (0..2).flat_map(|layer| linears.map(|(name, i, o)| (format!("{layer}.{name}"), i, o)))
+    {
+        let blocks = |kind: &str| {
+            let name = format!("gpt.blocks.{layer}.{kind}");
+            let report =
+                ran().find(|report| *report.name == *name).unwrap_or_else(|| panic!("{name} did not run"));
+            report.nvfp4.unwrap_or_else(|| panic!("{report} was not measured"))
+        };
+        assert_eq!(blocks("input").blocks, inputs, "{layer}");
+        assert_eq!(blocks("grad_output").blocks, outputs, "{layer}");
+        assert_eq!(blocks("weight").blocks, inputs * outputs / 256, "{layer}");
+        let lost = ["input", "weight", "grad_output"].map(|kind| blocks(kind).lost);
+        // The first token of a sequence sees only itself: the gradient of its query, of two blocks, is 0 but for rounding.
+        let residues = if layer.ends_with("qkv") { 2 * 2 } else { 0 };
+        assert!(lost[0] == 0 && lost[1] == 0 && lost[2] <= residues, "{layer}: {lost:?}");
+    }
+    assert_eq!(ran().count(), 24, "three tensors of four Linears of two blocks");
 }

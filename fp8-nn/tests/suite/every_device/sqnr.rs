@@ -1,6 +1,7 @@
 //! Checks the SQNR of the codes of every layer's tensors, as the scope measures it.
 
 use super::support::{bits, block, delayed, is_nvfp4, noise, parameter_bits, recipes};
+use fp8_nn::fp8_recipe::Encoding;
 use fp8_nn::prelude::*;
 
 #[test]
@@ -31,6 +32,7 @@ fn every_slot_is_measured_under_every_recipe_and_no_bit_changes() {
             let sqnr = report.sqnr.unwrap_or_else(|| panic!("{recipe:?}: {report} was not measured"));
             let least = if is_nvfp4(&recipe) { 14.0 } else { 23.0 };
             assert!((least..40.0).contains(&sqnr), "{recipe:?}: {report}");
+            assert_eq!(report.nvfp4.is_some(), report.encoding == Encoding::E2M1, "{recipe:?}: {report}");
             slots += 1;
         }
         assert!(slots >= 10, "{recipe:?}: {slots}"); // four Linears of three tensors; by_name leaves some out

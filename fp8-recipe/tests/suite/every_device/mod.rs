@@ -11,6 +11,7 @@ mod golden;
 mod groups;
 mod models;
 mod new_recipes;
+mod nvfp4_report;
 mod options;
 mod powers_of_two;
 mod properties;
