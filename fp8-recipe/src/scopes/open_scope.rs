@@ -27,6 +27,8 @@ pub(crate) struct Scope {
     pub(crate) draws: u64,
     /// The random numbers of the slot that was lent last, if its tensor is rounded stochastically.
     pub(crate) rounding: Option<DropoutDraw>,
+    /// The number of this rank's replica, if the scope has one of its own.
+    pub(crate) replica: Option<usize>,
     /// The squares of the tensors that were measured.
     pub(crate) squares: BTreeMap<Measured, Squares>,
     /// The cells that learn at the commit whether gradients overflowed on any rank.
@@ -51,6 +53,7 @@ impl Scope {
             snapshots: false,
             draws: 0,
             rounding: None,
+            replica: None,
             squares: BTreeMap::new(),
             overflow: Vec::new(),
             outcome: Arc::new(ForwardOutcome::of_scope(number)),
