@@ -16,6 +16,7 @@ pub(crate) mod blocks;
 pub(crate) mod codes;
 pub(crate) mod exchange;
 pub(crate) mod gatherer;
+pub(crate) mod nvfp4;
 pub(crate) mod shard;
 
 use crate::{Error, ProcessGroup, Result};
@@ -33,6 +34,9 @@ use fp8_kernels::{Fp8Tensor, Operand, Slot, Tensor};
 /// - for rows or blocks: codes and scales are gathered where each block is within one shard. Otherwise the shards are gathered in
 ///   high precision and each rank quantizes the whole: for 128 × 128 blocks if a shard other than the last has no multiple of 128
 ///   rows; and for the columnwise copy of rows, of 16-bit shards, and of shards without a multiple of 128 rows (MX blocks: 32).
+/// - in NVFP4: by the amaxes of the whole tensor, which ranks reduce, and with its random numbers. Codes and scales are gathered where each
+///   shard but the last has a multiple of 16 rows; without a columnwise copy and random numbers, of any shards that have rows. Otherwise the
+///   shards are gathered in high precision.
 /// - off: the shards are gathered in high precision.
 ///
 /// In a group of GPUs (`nccl`) only the first calls of a name involve the hosts, which compare the shapes of the shards and exchange
@@ -85,14 +89,15 @@ pub fn quantized_all_gather(
 /// scale must have been quantized with the same one. Rowwise codes and their scales are gathered. The whole has a columnwise copy if
 /// the shards have one:
 ///
-/// - with one scale, or one for each 128 × 128 elements, it is made of the gathered codes;
-/// - with scales for 1 × 128 elements or MX blocks, it is gathered as well;
+/// - with one scale, or one for each 128 × 128 or 16 × 16 elements, it is made of the gathered codes;
+/// - with scales for 1 × 128 or 1 × 16 elements or MX blocks, it is gathered as well;
 /// - with a scale for each row of the copy, it cannot be gathered.
 ///
 /// Scales must be finite and greater than 0. Shards with blocks have two dimensions or more.
 ///
 /// Blocks must not lie in two shards: with a scale for each 128 × 128 elements, and with a columnwise copy in blocks, each shard but
-/// the last needs a multiple of 128 rows (MX blocks: 32).
+/// the last needs a multiple of 128 rows (MX blocks: 32, NVFP4: 16). In NVFP4 shards must have been quantized with the amaxes of the whole
+/// ([`Nvfp4Rule::amax`](fp8_kernels::Nvfp4Rule::amax)): the ranks compare the factors that come from them.
 ///
 /// In a group of GPUs (`nccl`), the hosts compare the first call of a name, layout and shape. Later ones involve no host, so they can be
 /// recorded in a graph; the devices compare a scale that all elements share. [`quantized_all_gather`] says what a name must keep.

@@ -249,7 +249,7 @@ pub trait ProcessGroup: AmaxGroup {
     /// # Errors
     /// Those of [`quantized_all_gather`](crate::quantized_all_gather()).
     fn quantized_all_gather(&self, what: &str, shard: &Tensor, slot: &Slot<'_>) -> Result<Operand> {
-        exchange::by_exchange(&|what, x| self.all_gather(what, x), what, shard, slot)
+        exchange::by_exchange(&|what, x| self.all_gather(what, x), self.rank(), what, shard, slot)
     }
 
     /// The backend's part of [`gather_codes`](crate::gather_codes()). Call that function instead. By default the hosts exchange scales in

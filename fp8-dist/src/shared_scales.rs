@@ -3,7 +3,9 @@
 use crate::{Error, ProcessGroup, ReduceOp, Result};
 #[cfg(feature = "cuda")]
 use fp8_kernels::interop::Committed;
-use fp8_kernels::{Cell, Device, Operand, REST, Scale, ScaleRule, Slot, UNSET, ops};
+use fp8_kernels::{
+    Cell, DType, Device, Nvfp4Rule, Operand, REST, Scale, ScaleRule, Slot, Tensor, UNSET, ops,
+};
 #[cfg(feature = "cuda")]
 use parking_lot::Mutex;
 #[cfg(feature = "cuda")]
@@ -55,8 +57,10 @@ impl SharedScales {
     ///   keep the first scale if the slot does.
     /// - A scale from the tensor (current scaling): `quantize` is called with a slot that is off and records the amax, the amaxes are
     ///   reduced, and it is called again. Nothing is read to the host.
+    /// - NVFP4: `quantize` is called with a slot that is off. The amaxes of the values that it returns, one for each copy, are reduced in one
+    ///   call, and `quantize` is called again. Random numbers are those of the slot: give it the place of the shard in the whole.
     /// - Slots with scales for rows or blocks are passed on: they need no other rank. So are those that are off, and those whose scale comes
-    ///   from an amax that the caller has found (`Scale::FromAmax`), which must be that of the whole.
+    ///   from an amax that the caller has found (`Scale::FromAmax`, [`Nvfp4Rule::amax`]), which must be that of the whole.
     ///
     /// On a GPU, the host reads an unset cell in each call, until a scale is committed there. A slot whose amax stays 0 or infinite is read
     /// in each step, and cannot be recorded.
@@ -86,6 +90,13 @@ impl SharedScales {
             })
         };
         let (cell, rule) = match slot.scale {
+            Scale::Nvfp4(rule) if rule.amax.is_none() => {
+                let (values, _) = quantize(&Slot::off(slot.encoding))?;
+                let hadamard = rule.hadamard && slot.columnwise;
+                let amax = whole_amaxes(group, what, &values, hadamard)?;
+                let scale = Scale::Nvfp4(Nvfp4Rule { amax: Some(&amax), ..rule });
+                return quantize(&Slot { scale, ..*slot });
+            }
             Scale::Off | Scale::Blocks(_) | Scale::Nvfp4(_) | Scale::FromAmax { .. } => {
                 return quantize(slot);
             }
@@ -125,6 +136,16 @@ impl SharedScales {
         }
         Ok(scale != UNSET)
     }
+}
+
+/// Returns the largest of the ranks' amaxes of both copies in NVFP4. `values` are this rank's.
+fn whole_amaxes(group: &dyn ProcessGroup, what: &str, values: &Operand, hadamard: bool) -> Result<Tensor> {
+    let mut amaxes = match values {
+        Operand::High(values) => ops::nvfp4_amax(values, hadamard)?,
+        Operand::Fp8(codes) => ops::nvfp4_amax(&codes.dequantize(DType::F32)?, hadamard)?,
+    };
+    group.all_reduce_in_place(&format!("{what}: amaxes"), &mut amaxes, ReduceOp::Max)?;
+    Ok(amaxes)
 }
 
 /// Returns the scale that `rule` gives for the largest of the ranks' amaxes. Where the slot has a cell, which is unset, the scale is

@@ -1,6 +1,7 @@
 //! FP8 codes, or codes of 4 bits, with the factors that turn them back into numbers.
 
 mod in_place;
+mod joined;
 mod layouts;
 mod packed;
 mod quantize_columnwise;
@@ -145,69 +146,6 @@ impl Fp8Tensor {
         columnwise: Option<Layout>,
     ) -> Self {
         Self { shape, encoding, layouts: Layouts::new(rowwise, columnwise) }
-    }
-
-    /// Creates a tensor that is quantized as this one is, and of which this one may be a part. Ranks that gather the parts of a
-    /// tensor join them in this way.
-    ///
-    /// The shape is that of `codes`; in NVFP4, whose codes are packed, its last dimension is that of this tensor. Which elements share a
-    /// factor is as in this tensor, which has rowwise codes, and so is the factor of the whole in NVFP4. `columnwise` are the codes of
-    /// the transpose, `[cols, rows]`, and their factors; this tensor must have columnwise codes then.
-    ///
-    /// # Errors
-    /// Codes that are not u8; factors of another dtype or number than the codes need; columnwise codes of another number; layouts
-    /// that this tensor does not have; another device; a shape that a tensor cannot have.
-    ///
-    /// ```
-    /// use fp8_kernels::fp8_format::Blocks;
-    /// use fp8_kernels::{DType, Device, Encoding, Fp8Tensor, Tensor};
-    /// let cpu = Device::cpu();
-    /// let row = |codes: [u8; 2], factor: f32| {
-    ///     let codes = Tensor::from_vec(codes.to_vec(), [1, 2], &cpu)?;
-    ///     let factor = Tensor::from_vec(vec![factor], [1, 1], &cpu)?;
-    ///     Fp8Tensor::from_blocks(codes, [1, 2], Encoding::E4M3, Blocks::Row, factor)
-    /// };
-    /// let first = row([0x38, 0x40], 0.5)?; // the codes of 1 and 2
-    /// let codes = Tensor::from_vec(vec![0x38u8, 0x40, 0x44, 0x48], [2, 2], &cpu)?;
-    /// let factors = Tensor::from_vec(vec![0.5f32, 10.0], [2, 1], &cpu)?;
-    /// let whole = first.joined(codes, factors, None)?;
-    /// assert_eq!(whole.dequantize(DType::F32)?.to_vec::<f32>()?, [0.5, 1.0, 30.0, 40.0]);
-    /// # Ok::<(), fp8_kernels::Error>(())
-    /// ```
-    pub fn joined(
-        &self,
-        codes: Tensor,
-        scale_inv: Tensor,
-        columnwise: Option<(Tensor, Tensor)>,
-    ) -> Result<Self> {
-        let op = "joined";
-        let is_packed = matches!(self.layouts.first().sharing, Sharing::Nvfp4 { .. });
-        let shape = if is_packed { codes.shape().with_last(self.shape.last_dim()) } else { *codes.shape() };
-        let [rows, cols] = shape.matrix();
-        let layout = |own: Option<&Layout>, codes: Tensor, scale_inv: Tensor, shape: Shape| {
-            let absent = || Error::Option {
-                op,
-                option: "codes",
-                value: format!("{shape}"),
-                remedy: "expected codes for the layouts that this tensor has".to_owned(),
-            };
-            let own = own.ok_or_else(absent)?;
-            codes.expect_dtype(op, "codes", DType::U8)?;
-            scale_inv.expect_dtype(op, "scale_inv", own.scale_inv.dtype())?;
-            own.codes.device().expect_same(op, codes.device())?;
-            own.codes.device().expect_same(op, scale_inv.device())?;
-            let [height, width] = shape.matrix();
-            let grid =
-                own.sharing.blocks().map_or(Shape::from([]), |blocks| blocks.grid(height, width).into());
-            let codes = codes.reshape(own.sharing.codes_shape(shape))?;
-            let scale_inv = scale_inv.reshape(grid)?;
-            Ok::<_, Error>(Layout { codes, scale_inv, ..own.clone() })
-        };
-        let rowwise = layout(self.layouts.rowwise(), codes, scale_inv, shape)?;
-        let columnwise = columnwise
-            .map(|(codes, factors)| layout(self.layouts.columnwise(), codes, factors, [cols, rows].into()))
-            .transpose()?;
-        Ok(Self::from_layouts(shape, self.encoding, rowwise, columnwise))
     }
 
     /// Returns the tensor with columnwise codes, made from the rowwise ones if they do not exist yet.

@@ -106,6 +106,11 @@ impl Output {
         Self { layer: layer.clone(), shape: *y.shape(), device: y.device().clone() }
     }
 
+    /// Returns the number of rows: all dimensions but the last.
+    pub(crate) fn rows(&self) -> usize {
+        self.shape.matrix()[0]
+    }
+
     /// Refuses a `dy` that cannot be the gradient of this output.
     pub(crate) fn check(&self, dy: &Tensor) -> Result<()> {
         self.check_named("dy", dy)

@@ -79,7 +79,7 @@ pub enum ParallelMode {
 ///   ([`Mesh::amax_group`](fp8_dist::Mesh::amax_group)).
 /// - After backward, [`all_reduce_gradients`](crate::all_reduce_gradients) or [`Gradients`](crate::Gradients) over the data-parallel group
 ///   ([`Mesh::dp`](fp8_dist::Mesh::dp), also if it has one rank) completes gradients of which ranks have parts.
-/// - The dropout seed is the same on all ranks of the group.
+/// - The dropout seed, from which the random numbers of stochastic rounding come, too, is the same on all ranks of the group.
 ///
 /// ```
 /// use fp8_nn::fp8_dist::{Mesh, MeshOptions};
@@ -281,7 +281,7 @@ impl TensorParallel {
         Ok(cx.expect_shared_scales(slot, &self.group().members(), is_gathered)?)
     }
 
-    /// Compares the dropout seeds of the ranks, once for each seed: masks are parts of one mask.
+    /// Compares the dropout seeds of the ranks, once for each seed: masks, and random numbers of gradients, are parts of one.
     pub(crate) fn expect_one_seed(&self, seed: u64) -> Result<()> {
         let mut compared = self.0.seed.lock().unwrap_or_else(PoisonError::into_inner);
         if *compared != Some(seed) {

@@ -1,13 +1,14 @@
 //! The gather in which the hosts exchange scales, for any backend.
 
-use super::blocks;
 use super::shard::{AllGather, elements, join, label, quantize, rule};
+use super::{blocks, nvfp4};
 use crate::{Error, Result};
 use fp8_kernels::{Cell, Operand, Scale, Slot, Tensor, UNSET, ops};
 
 /// The implementation in which the hosts exchange scales, for any backend.
 pub(crate) fn by_exchange(
     all_gather: AllGather<'_>,
+    rank: usize,
     what: &str,
     shard: &Tensor,
     slot: &Slot<'_>,
@@ -15,9 +16,8 @@ pub(crate) fn by_exchange(
     if let Scale::Blocks(rule) = slot.scale {
         return blocks::gather(&all_gather, what, shard, slot, rule);
     }
-    if let Scale::Nvfp4(_) = slot.scale {
-        // The factor of the tensor and its random numbers are those of the whole.
-        return Ok(ops::quantize(&all_gather(what, shard)?, slot)?);
+    if let Scale::Nvfp4(rule) = slot.scale {
+        return nvfp4::gather(&all_gather, rank, what, shard, slot, rule);
     }
     let agreement = agree(all_gather, what, shard, slot)?;
     let shard = agreement.quantize(shard, slot)?;

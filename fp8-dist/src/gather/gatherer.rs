@@ -26,11 +26,24 @@ pub(crate) trait Gatherer {
         Ok((fits, all.len()))
     }
 
-    /// Returns the rows of all shards together.
-    fn total_rows(&self, name: &str, rows: usize, on: &Device) -> Result<usize> {
+    /// Returns the rows of each rank's shard.
+    fn rows(&self, name: &str, rows: usize, on: &Device) -> Result<Vec<usize>> {
         let mine = Tensor::from_vec(rows.to_le_bytes().to_vec(), [1, 8], on)?;
         let all = self.all_gather(name, &mine)?.to_vec::<u8>()?;
-        Ok(all.as_chunks::<8>().0.iter().map(|rows| usize::from_le_bytes(*rows)).sum())
+        Ok(all.as_chunks::<8>().0.iter().map(|rows| usize::from_le_bytes(*rows)).collect())
+    }
+
+    /// Returns the largest of the ranks' values, element by element. None is NaN.
+    fn largest(&self, name: &str, values: Tensor) -> Result<Tensor> {
+        let len = values.numel();
+        let all = self.all_gather(name, &values.reshape([1, len])?)?.to_vec::<f32>()?;
+        let mut largest = vec![0.0f32; len];
+        for of_rank in all.chunks(len.max(1)) {
+            for (largest, value) in largest.iter_mut().zip(of_rank) {
+                *largest = largest.max(*value);
+            }
+        }
+        Ok(Tensor::from_vec(largest, [len], values.device())?)
     }
 }
 

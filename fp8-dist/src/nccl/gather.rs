@@ -18,7 +18,7 @@ use super::communicator::Answer;
 use super::group::{Group, address, call};
 use super::known::Known;
 use crate::gather::exchange::agree;
-use crate::gather::{blocks, codes, shard as of_shard};
+use crate::gather::{blocks, codes, nvfp4, shard as of_shard};
 use crate::message::{Call, Operation};
 use crate::{Error, ReduceOp, Result, output};
 use fp8_kernels::{Cell, DType, Fp8Tensor, Operand, Scale, Shape, Slot, Tensor, interop, ops};
@@ -98,9 +98,10 @@ impl Group {
             let known = Known::new(self, FUNCTION, what, &layout, *shard.shape());
             return blocks::gather(&known, what, shard, slot, rule);
         }
-        if let Scale::Nvfp4(_) = slot.scale {
-            // The factor of the tensor and its random numbers are those of the whole.
-            return Ok(ops::quantize(&self.gather(what, shard)?, slot)?);
+        if let Scale::Nvfp4(rule) = slot.scale {
+            let known =
+                Known::new(self, FUNCTION, what, &nvfp4::label(what, shard, slot, &rule), *shard.shape());
+            return nvfp4::gather(&known, self.control().rank(), what, shard, slot, rule);
         }
         if let Some(agreed) = self.agreed(what, &label, *shard.shape(), slot.scale) {
             return self.gather_agreed(what, &agreed, shard, slot);

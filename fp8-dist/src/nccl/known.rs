@@ -3,9 +3,9 @@
 
 use super::agreed::{self, Agreed};
 use super::group::{Group, address, call};
-use crate::Result;
 use crate::gather::gatherer::{Factor, Gatherer};
 use crate::message::{Call, Message, Operation, Part};
+use crate::{ReduceOp, Result};
 use fp8_kernels::{DType, Device, Scale, Shape, Tensor};
 use std::sync::Arc;
 
@@ -68,15 +68,6 @@ impl<'a> Known<'a> {
         let factor = factor.map(address).transpose()?;
         self.group.gather_compared(&call, &named, &agreed, part, factor)
     }
-
-    /// Returns the rows of each rank's shard.
-    fn rows(&self, name: &str, rows: usize, device: &Device) -> Result<Vec<usize>> {
-        let _turn = self.group.turn.lock();
-        let call = call(Operation::AllGather, &format!("{name}: rows"));
-        let agreed =
-            self.agreed(&call, Part { dtype: DType::U8, shape: [rows].into(), data: None }, device)?;
-        Ok(agreed.shards.iter().filter_map(|shape| shape.first().copied()).collect())
-    }
 }
 
 impl Gatherer for Known<'_> {
@@ -94,7 +85,15 @@ impl Gatherer for Known<'_> {
         Ok((fits, all.len()))
     }
 
-    fn total_rows(&self, name: &str, rows: usize, on: &Device) -> Result<usize> {
-        Ok(self.rows(name, rows, on)?.iter().sum())
+    fn rows(&self, name: &str, rows: usize, on: &Device) -> Result<Vec<usize>> {
+        let _turn = self.group.turn.lock();
+        let call = call(Operation::AllGather, &format!("{name}: rows"));
+        let agreed = self.agreed(&call, Part { dtype: DType::U8, shape: [rows].into(), data: None }, on)?;
+        Ok(agreed.shards.iter().filter_map(|shape| shape.first().copied()).collect())
+    }
+
+    fn largest(&self, name: &str, mut values: Tensor) -> Result<Tensor> {
+        self.group.reduce_in_place(name, &mut values, ReduceOp::Max)?;
+        Ok(values)
     }
 }

@@ -9,6 +9,7 @@ mod failures;
 mod gather;
 mod gather_blocks;
 mod gather_codes;
+mod gather_nvfp4;
 mod interleavings;
 mod large;
 mod messages;

@@ -6,9 +6,10 @@ use crate::steady::{shard, values};
 use fp8_dist::{ProcessGroup, Result, gather_codes, quantized_all_gather};
 use fp8_kernels::fp8_format::Blocks;
 use fp8_kernels::fp8_format::slice::{BlockScaling, MxRounding};
+use fp8_kernels::ops::DropoutKey;
 use fp8_kernels::{
-    BlockRule, DType, Device, Encoding, Fp8Tensor, Operand, Scale, ScaleRule, Shape, Slot, Tensor,
-    TransposePolicy, ops,
+    BlockRule, DType, Device, DropoutDraw, Encoding, Fp8Tensor, Nvfp4Rule, Operand, Scale, ScaleRule, Shape,
+    Slot, StochasticRounding, Tensor, TransposePolicy, ops,
 };
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,39 @@ fn recorded_gathers_with_block_scales_are_those_of_one_device() {
                 check(&text, dtype, &rows, gather, |x| ops::quantize(x, &slot).unwrap());
             }
         }
+    }
+    rig.finish();
+}
+
+/// Of ranks whose rows are whole blocks or not, rounded to nearest and stochastically.
+#[test]
+fn recorded_gathers_in_nvfp4_are_those_of_one_device() {
+    let rig = Rig::new();
+    let draw = DropoutDraw::from(DropoutKey { seed: 3, offset: 5 });
+    for (rows, seed) in [[32, 16], [16, 5], [20, 12]].into_iter().zip(SEEDS) {
+        rig.control.set("seed", &seed.to_string()).unwrap();
+        for (columnwise, dtype) in [(false, DType::F32), (true, DType::F32), (true, DType::BF16)] {
+            let rule = Nvfp4Rule { hadamard: true, ..Nvfp4Rule::default() };
+            let slot = Slot { scale: Scale::Nvfp4(rule), columnwise, ..Slot::off(Encoding::E2M1) };
+            let text = format!("{dtype} columnwise {columnwise} rows {rows:?}");
+            let gather = |group: &dyn ProcessGroup, x: &Tensor| quantized_all_gather(group, "x", x, &slot);
+            check(&text, dtype, &rows, gather, |x| ops::quantize(x, &slot).unwrap());
+        }
+        // A draw on the host cannot be recorded.
+        let rule = Nvfp4Rule {
+            hadamard: true,
+            random: Some(StochasticRounding::new(&draw)),
+            ..Nvfp4Rule::default()
+        };
+        let slot = Slot { scale: Scale::Nvfp4(rule), columnwise: true, ..Slot::off(Encoding::E2M1) };
+        let (total, cpu) = (rows.iter().sum::<usize>(), Device::cpu());
+        let x = values(total * COLS, 1);
+        let whole = ops::quantize(&tensor(&x, &[total, COLS], DType::F32, &cpu), &slot).unwrap();
+        ranks(2, |group, device| {
+            let shard = shard(&x, &rows, group.rank(), COLS, DType::F32, device);
+            let found = quantized_all_gather(&*group, "x", &shard, &slot).unwrap();
+            assert!(bytes(&found) == bytes(&whole), "rounded stochastically, rows {rows:?}");
+        });
     }
     rig.finish();
 }

@@ -109,11 +109,18 @@ impl Gradients {
 
     /// Sums what the model hands over in the backward scope `cx`. Call it before the backward pass of a step's last microbatch.
     ///
+    /// Gradients that the scope rounds stochastically are rounded with random numbers of this rank. For those of earlier microbatches,
+    /// give each rank a seed of its own or call [`Scaling::set_replica`](fp8_recipe::Scaling::set_replica).
+    ///
     /// # Errors
     /// As [`all_reduce_gradients`](crate::all_reduce_gradients): before the first reduction, and again after parameters were set or loaded,
     /// ranks compare them.
     pub fn watch(&mut self, cx: &mut Backward<'_>, model: &mut (impl Layer + ?Sized)) -> Result<()> {
-        if self.group.world_size() == 1 || !self.options.overlap {
+        if self.group.world_size() == 1 {
+            return Ok(());
+        }
+        cx.set_replica(self.group.rank());
+        if !self.options.overlap {
             return Ok(());
         }
         // What an earlier step has left behind when it failed.

@@ -195,7 +195,7 @@ impl Linear {
             let measures = cx.measures_sqnr(origin);
             let (layer, recipe) = (self.path().clone(), cx.lone_recipe());
             let fused = Fused { layer: &layer, name: "dy", dtype, needs_values, measures };
-            let slot = self.for_gemms(cx.slot(origin, &self.gemm_slots().grad_output)?);
+            let slot = self.gradient_slot(cx, &saved.core)?;
             // A layer whose later steps may fail on another rank keeps its sums until then.
             let in_pass = sums == BiasSums::InPass && self.part().ranks().is_none();
             let mut bias = self.bias_mut().filter(|bias| in_pass && bias.is_trainable());

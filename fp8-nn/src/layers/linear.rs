@@ -325,6 +325,13 @@ impl Linear {
         Slot { columnwise: slot.columnwise && self.weight.is_trainable(), ..slot }
     }
 
+    /// Returns the slot that quantizes this rank's part of `dy`, the gradient of the output that `core` is of.
+    pub(crate) fn gradient_slot<'a>(&self, cx: &'a mut Backward<'_>, core: &LinearCore) -> Result<Slot<'a>> {
+        let seed = cx.dropout_seed();
+        let slot = self.for_gemms(cx.slot(&core.origin, &self.slots.grad_output)?);
+        self.part.number(slot, core.output.rows(), seed)
+    }
+
     /// Returns the slot that quantizes an input in forward. An input that is kept as it is will be quantized again for wgrad.
     fn input_slot<'a>(&self, cx: &'a mut Forward<'_>) -> Result<Slot<'a>> {
         let slot = self.for_gemms(cx.slot(&self.slots.input)?);
@@ -461,8 +468,7 @@ impl Linear {
         let fused = Fused { layer: self.path(), name: "dy", dtype, needs_values, measures };
         let check = |dy: &Operand| core.output.check_operand(dy);
         let Some(ranks) = self.part.gathers_output_gradient() else {
-            let slot = self.for_gemms(cx.slot(origin, &self.slots.grad_output)?);
-            let ran = fused.run(&slot, quantize, check)?;
+            let ran = fused.run(&self.gradient_slot(cx, core)?, quantize, check)?;
             return Ok((ran.quantized, ran.rest));
         };
         self.tokens(ranks, &self.slots.grad_output).gather_gradient(cx, origin, &fused, quantize, check)
@@ -533,7 +539,7 @@ impl Linear {
             }
             self.expect_saved(&saved)?;
             let (gemms, recipe) = (cx.fp8_gemms(&core.origin), cx.lone_recipe());
-            let slot = self.for_gemms(cx.slot(&core.origin, &self.slots.grad_output)?);
+            let slot = self.gradient_slot(cx, core)?;
             let (operand, db) = if self.part.ranks().is_none() {
                 let operand = Parameter::store_in_pass(self.bias.as_mut(), recipe, |dbias| match dbias {
                     Some(dbias) => Ok(ops::quantize_dbias_into(&dy, &slot, dbias)?),

@@ -17,7 +17,7 @@ pub struct Gather {
     pub tensor: Arc<str>,
     /// Whether backward gathers an input again, for the gradient of the weight.
     pub again: bool,
-    /// Whether codes are gathered. Where they cannot be, because a block or a columnwise scale would span tokens of two ranks, or because a
+    /// Whether codes are gathered, in NVFP4 those of 4 bits. Where they cannot be, because a block or a columnwise scale would span tokens of two ranks, or because a
     /// GEMM or an adapter reads values, the values are gathered, and each rank quantizes the whole.
     pub in_fp8: bool,
 }

@@ -20,7 +20,9 @@ use fp8_kernels::{Nvfp4Rule, Scale, ScaleRule};
 /// The transform mixes each 16 tokens, so that an outlier is spread over them; both operands of wgrad have it, and in exact arithmetic
 /// it changes nothing. Gradients are rounded stochastically, so that small ones are right on average. Their random numbers come from
 /// the seed of dropout ([`Scaling::set_dropout_seed`](crate::Scaling::set_dropout_seed)): each backward scope draws a key of its own,
-/// evaluations and recomputation draw nothing. The recipe keeps no other state.
+/// evaluations and recomputation draw nothing. The recipe keeps no other state. Ranks that share layers (tensor parallelism) have one seed,
+/// and number a gradient's elements in the whole; replicas (data parallelism) draw other numbers, by seeds of their own or by
+/// [`Scaling::set_replica`](crate::Scaling::set_replica).
 ///
 /// Linears alone run in it: attention, norms, embeddings and the head stay in high precision, and an operand's scale must be known
 /// before its codes, so that norms and activations write their output in high precision first. The paper on training in NVFP4 (arXiv

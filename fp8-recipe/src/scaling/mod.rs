@@ -77,6 +77,9 @@ impl fmt::Debug for Scaling {
     }
 }
 
+/// The elements of a mask of dropout, four to a counter, that have as many counters as a replica has for the blocks of a tensor: 2³².
+const ELEMENTS_OF_A_REPLICA: u64 = 4 << 32;
+
 impl Scaling {
     /// Registers every slot of `model`, sorted by name.
     ///
@@ -266,8 +269,12 @@ impl Scaling {
         let domain = self.domains.plan(settings.plan).domain(name.direction(), index);
         let rounds = |of_slot| self.domains[of_slot].policy.rounds_stochastically(name.role());
         let draws = settings.enabled && domain.is_some_and(rounds);
-        // Each copy of the tensor takes a mask of its own.
+        // Each copy of the tensor takes a mask of its own, of which each replica has a part.
         let draw = if draws { self.draw_masks(2)? } else { None };
+        let replica =
+            self.scopes.current().and_then(|scope| scope.replica).unwrap_or(self.randomness.replica);
+        let part = (replica as u64).wrapping_mul(ELEMENTS_OF_A_REPLICA);
+        let draw = draw.map(|draw| draw.at(part)).transpose()?;
         if let Some(scope) = self.scopes.current_mut() {
             scope.rounding = draw;
         }

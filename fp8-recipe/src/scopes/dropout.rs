@@ -34,6 +34,8 @@ pub struct DropoutProgress {
 #[derive(Debug, Default)]
 pub(crate) struct Randomness {
     start: DropoutProgress,
+    /// The replica of scopes that set none.
+    pub(crate) replica: usize,
     /// Whether a seed was set or loaded.
     is_set: bool,
     state: Option<DropoutState>,

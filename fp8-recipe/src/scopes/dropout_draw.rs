@@ -4,7 +4,7 @@
 //! from a state on the device, by one launch; later draws of the scope are masks of that key, numbered by the host.
 
 use crate::scopes::scope_settings::Mode;
-use crate::{DropoutProgress, Error, Forward, Result, Scaling};
+use crate::{Backward, DropoutProgress, Error, Forward, Result, Scaling};
 use fp8_kernels::DropoutDraw;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,6 +25,59 @@ impl Scaling {
     /// Returns the seed of dropout.
     pub const fn dropout_seed(&self) -> u64 {
         self.randomness().seed()
+    }
+
+    /// Sets the number of this rank's replica in data-parallel training. Replicas with one seed then round their gradients stochastically
+    /// with other random numbers: those of replica n begin at counter n · 2³² of a mask. Dropout does not depend on it. Ranks that share
+    /// layers (tensor parallelism) are one replica. Default: 0.
+    ///
+    /// Like the seed, it is not part of the state: set it again after a restart. fp8-nn's `Gradients` sets it for the scopes that it watches
+    /// ([`Backward::set_replica`]).
+    ///
+    /// ```
+    /// use fp8_recipe::fp8_kernels::{Device, Tensor, ops};
+    /// use fp8_recipe::{GemmSlots, Nvfp4, Result, Scaling};
+    /// let codes = |replica| -> Result<Vec<u8>> {
+    ///     let (fc, device) = (GemmSlots::new("fc"), Device::cpu());
+    ///     let mut scaling = Scaling::new(&fc, &device)?;
+    ///     scaling.set_replica(replica);
+    ///     let cx = scaling.autocast(&Nvfp4::default().into())?;
+    ///     let origin = cx.origin(&fc.input);
+    ///     cx.commit()?;
+    ///     let dy = Tensor::from_vec((0..256).map(|i| (i as f32).sin()).collect(), [16, 16], &device)?;
+    ///     let mut cx = scaling.backward()?;
+    ///     let dy = ops::quantize(&dy, &cx.slot(&origin, &fc.grad_output)?)?;
+    ///     cx.commit()?;
+    ///     Ok(dy.as_fp8().map(|dy| dy.codes()).transpose()?.unwrap_or_default())
+    /// };
+    /// assert_eq!(codes(1)?, codes(1)?);
+    /// assert_ne!(codes(0)?, codes(1)?);
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    pub const fn set_replica(&mut self, replica: usize) {
+        self.randomness_mut().replica = replica;
+    }
+}
+
+impl Backward<'_> {
+    /// Returns the seed of dropout and of stochastic rounding, which ranks that share layers have in common.
+    ///
+    /// ```
+    /// use fp8_recipe::{GemmSlots, Scaling, fp8_kernels::Device};
+    /// let mut scaling = Scaling::new(&GemmSlots::new("fc"), &Device::cpu())?;
+    /// scaling.set_dropout_seed(7)?;
+    /// assert_eq!(scaling.backward()?.dropout_seed(), 7);
+    /// # Ok::<(), fp8_recipe::Error>(())
+    /// ```
+    pub const fn dropout_seed(&self) -> u64 {
+        self.scaling.dropout_seed()
+    }
+
+    /// Sets the number of this rank's replica for this scope: see [`Scaling::set_replica`], which has an example.
+    pub fn set_replica(&mut self, replica: usize) {
+        if let Some(scope) = self.scaling.scopes_mut().current_mut() {
+            scope.replica = Some(replica);
+        }
     }
 }
 

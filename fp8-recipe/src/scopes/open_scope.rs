@@ -30,6 +30,8 @@ pub(crate) struct Scope {
     pub(crate) rounding: Option<DropoutDraw>,
     /// The sums of the tensors that were measured.
     pub(crate) measured: BTreeMap<Measured, Sums>,
+    /// The number of this rank's replica, if the scope has one of its own.
+    pub(crate) replica: Option<usize>,
     /// The cells that learn at the commit whether gradients overflowed on any rank.
     pub(crate) overflow: Vec<Cell>,
     pub(crate) outcome: Arc<ForwardOutcome>,
@@ -53,6 +55,7 @@ impl Scope {
             draws: 0,
             rounding: None,
             measured: BTreeMap::new(),
+            replica: None,
             overflow: Vec::new(),
             outcome: Arc::new(ForwardOutcome::of_scope(number)),
             cause: None,

@@ -46,7 +46,18 @@ impl Fused<'_> {
     }
 
     /// Calls `quantize` once. Values come in the layer's dtype.
-    pub(crate) fn checked<T>(
+    fn checked<T>(
+        &self,
+        slot: &Slot<'_>,
+        quantize: &mut impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
+        check: &impl Fn(&Operand) -> Result<()>,
+    ) -> Result<(Operand, T)> {
+        let (operand, rest) = self.raw(slot, quantize, check)?;
+        Ok((self.in_dtype(operand)?, rest))
+    }
+
+    /// Calls `quantize` once. Values come in the dtype in which `quantize` computes them.
+    pub(crate) fn raw<T>(
         &self,
         slot: &Slot<'_>,
         quantize: &mut impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
@@ -55,9 +66,14 @@ impl Fused<'_> {
         let (operand, rest) = quantize(slot)?;
         check(&operand)?;
         self.check_slot(&operand, slot)?;
+        Ok((operand, rest))
+    }
+
+    /// Returns an operand whose values, if it has some, are in the layer's dtype.
+    pub(crate) fn in_dtype(&self, operand: Operand) -> Result<Operand> {
         match operand {
-            Operand::High(values) => Ok((Operand::High(ops::cast(&values, self.dtype)?), rest)),
-            operand => Ok((operand, rest)),
+            Operand::High(values) => Ok(Operand::High(ops::cast(&values, self.dtype)?)),
+            codes => Ok(codes),
         }
     }
 

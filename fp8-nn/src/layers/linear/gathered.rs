@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | one | rowwise codes, with the scale of the whole | the same codes, which are transposed then |
 //! | 1 × 128, MX | rowwise codes and scales | columnwise ones, if each rank has a multiple of 128 (MX: 32) tokens, or else values |
+//! | 1 × 16 (NVFP4) | rowwise codes and scales, by the amax of the whole | columnwise ones, if each rank has a multiple of 16 tokens, or else values |
 //! | 128 × 128 | codes and scales, if each rank has a multiple of 128 tokens, or else values | the same |
 //! | for rows | rowwise codes and scales | values: a columnwise scale spans the tokens of all ranks |
 //! | none | values | values |
@@ -45,17 +46,18 @@ impl Tokens<'_> {
         let (ranks, name) = (self.ranks, self.name);
         let (gemms, is_replay) = (cx.fp8_gemms(name), cx.is_replay());
         let slot = self.for_gemms(cx.slot(name)?);
-        let mut run = |slot: &Slot<'_>| fused.checked(slot, &mut quantize, &check);
-        let (shard, rest) = self.quantize_shard(&slot, is_replay, &mut run)?;
+        let mut run = |slot: &Slot<'_>| fused.raw(slot, &mut quantize, &check);
+        let (shard, known, rest) = self.quantize_shard(&slot, is_replay, fused, &mut run)?;
         let in_fp8 = gemms.fprop && shard.is_fp8();
         let gathers_codes = in_fp8 && rows_fit(&shard);
         let gathers_values = !gathers_codes || self.has_adapters;
         let keeps_values = self.is_trainable && !(gemms.wgrad && columns_fit(&shard));
         let values = match &shard {
             Operand::High(values) => Some(values.clone()),
-            Operand::Fp8(_) if gathers_values || keeps_values || fused.measures => {
-                Some(run(&Slot::off(slot.encoding))?.0.dequantize(fused.dtype)?)
-            }
+            Operand::Fp8(_) if gathers_values || keeps_values || fused.measures => Some(match known {
+                Some(values) => values,
+                None => run(&Slot::off(slot.encoding))?.0.dequantize(fused.dtype)?,
+            }),
             Operand::Fp8(_) => None,
         };
         let high = match &values {
@@ -89,11 +91,14 @@ impl Tokens<'_> {
         mut quantize: impl FnMut(&Slot<'_>) -> Result<(Operand, ())>,
     ) -> Result<Option<Kept>> {
         let slot = self.for_gemms(cx.slot(self.name)?);
-        let mut run = |slot: &Slot<'_>| fused.checked(slot, &mut quantize, &|_| Ok(()));
-        let (shard, ()) = self.quantize_shard(&slot, true, &mut run)?;
+        let mut run = |slot: &Slot<'_>| fused.raw(slot, &mut quantize, &|_| Ok(()));
+        let (shard, known, ()) = self.quantize_shard(&slot, true, fused, &mut run)?;
         let values = match &shard {
             Operand::Fp8(_) if !fused.needs_values && columns_fit(&shard) => None,
-            Operand::Fp8(_) => Some(run(&Slot::off(slot.encoding))?.0.dequantize(fused.dtype)?),
+            Operand::Fp8(_) => Some(match known {
+                Some(values) => values,
+                None => run(&Slot::off(slot.encoding))?.0.dequantize(fused.dtype)?,
+            }),
             Operand::High(values) => Some(values.clone()),
         };
         Ok(self.keep(cx, !fused.needs_values, shard, values))
@@ -104,13 +109,19 @@ impl Tokens<'_> {
         Slot { columnwise: slot.columnwise && self.is_trainable, ..slot }
     }
 
-    /// Quantizes this rank's tokens with the scale of the whole tensor.
+    /// Quantizes this rank's tokens with the scale of the whole tensor. Returns their values, too, if they were computed.
     fn quantize_shard<T>(
         &self,
         slot: &Slot<'_>,
         is_replay: bool,
+        fused: &Fused<'_>,
         run: &mut impl FnMut(&Slot<'_>) -> Result<(Operand, T)>,
-    ) -> Result<(Operand, T)> {
+    ) -> Result<(Operand, Option<Tensor>, T)> {
+        if let Scale::Nvfp4(rule) = slot.scale {
+            let (values, rest) = run(&Slot::off(slot.encoding))?;
+            let shard = self.quantize_nvfp4(slot, rule, &values, is_replay)?;
+            return Ok((shard, Some(values.dequantize(fused.dtype)?), rest));
+        }
         // A columnwise copy is made of the gathered rows where one scale is for all, and is of no use where one is for all rows.
         let has_columnwise = match slot.scale {
             Scale::Blocks(rule) => {
@@ -120,7 +131,9 @@ impl Tokens<'_> {
         };
         let slot = Slot { columnwise: slot.columnwise && has_columnwise, ..*slot };
         let (ranks, name) = (self.ranks, self.name.name());
-        ranks.scales().quantize(&**ranks.group(), name, &slot, self.device, is_replay, run)
+        let (shard, rest) =
+            ranks.scales().quantize(&**ranks.group(), name, &slot, self.device, is_replay, run)?;
+        Ok((fused.in_dtype(shard)?, None, rest))
     }
 
     /// Returns what is kept of the shard; `None` if the weight is frozen. `values` are there if they are kept.
@@ -154,7 +167,7 @@ impl Tokens<'_> {
             Kept::Codes(codes) => {
                 ranks.note_gather(self.name, true, true);
                 let whole = gather_codes(&**ranks.group(), &name, &codes)?;
-                let is_tiled = whole.blocks() == Some(Blocks::B128x128);
+                let is_tiled = matches!(whole.blocks(), Some(Blocks::B128x128 | Blocks::B16x16));
                 Operand::Fp8(if is_tiled { whole.with_columnwise()?.for_backward() } else { whole })
             }
             Kept::High(values) => Operand::High(ranks.gather(&in_high_precision(&name), &values)?),
@@ -179,7 +192,8 @@ impl Tokens<'_> {
     ) -> Result<(Quantized, Option<Tensor>)> {
         let (ranks, name, device) = (self.ranks, self.name, self.device);
         let &Fused { dtype, needs_values, measures, .. } = fused;
-        let mut run = |slot: &Slot<'_>| fused.checked(slot, &mut quantize, &check);
+        let mut run = |slot: &Slot<'_>| fused.raw(slot, &mut quantize, &check);
+        let seed = cx.dropout_seed();
         let slot = self.for_gemms(cx.slot(origin, name)?);
         let group = &**ranks.group();
         let of_values = Slot::off(slot.encoding);
@@ -203,10 +217,18 @@ impl Tokens<'_> {
                 (shard, None) => shard.clone(), // cannot be: blocks make codes, and values are there where those do not fit
             };
             ranks.note_gather(name, false, gathers_codes);
-            (whole, Some(shard), values, rest)
+            (whole, shard, values, rest)
+        } else if let Scale::Nvfp4(rule) = slot.scale {
+            if rule.random.is_some() {
+                ranks.expect_one_seed(seed)?;
+            }
+            let (values, rest) = run(&of_values)?;
+            let (whole, shard) = self.gather_nvfp4(&slot, rule, &values, dtype)?;
+            (whole, shard, Some(values.dequantize(dtype)?), rest)
         } else {
             let one = slot.rowwise_only();
             let (shard, rest) = ranks.scales().quantize(group, name.name(), &one, device, false, &mut run)?;
+            let shard = fused.in_dtype(shard)?;
             let values = match &shard {
                 Operand::High(values) => Some(values.clone()),
                 Operand::Fp8(_) if needs_values || measures => Some(run(&of_values)?.0.dequantize(dtype)?),
@@ -223,7 +245,7 @@ impl Tokens<'_> {
                     Operand::High(ranks.gather(&in_high_precision(name.name()), values)?)
                 }
             };
-            (whole, Some(shard), values, rest)
+            (whole, shard, values, rest)
         };
         let high = match &values {
             Some(values) if needs_values && whole.is_fp8() => {
@@ -231,8 +253,8 @@ impl Tokens<'_> {
             }
             _ => None,
         };
-        if let (Some(values), Some(shard)) = (&values, &shard) {
-            cx.measure_sqnr(origin, name, values, shard)?;
+        if let Some(values) = &values {
+            cx.measure_sqnr(origin, name, values, &shard)?;
         }
         Ok((Quantized::with_values(whole, high), rest))
     }
@@ -250,7 +272,11 @@ fn unrecorded<'a>(slot: Slot<'a>) -> Slot<'a> {
 /// Returns whether rowwise codes of all shards are those of the whole. Shards have equal numbers of tokens.
 fn rows_fit(shard: &Operand) -> bool {
     let Operand::Fp8(codes) = shard else { return false };
-    codes.blocks() != Some(Blocks::B128x128) || codes.matrix()[0].is_multiple_of(128)
+    match codes.blocks() {
+        Some(Blocks::B128x128) => codes.matrix()[0].is_multiple_of(128),
+        Some(Blocks::B16x16) => codes.matrix()[0].is_multiple_of(16),
+        _ => true,
+    }
 }
 
 /// Returns whether columnwise codes of all shards are those of the whole, or are made of its rows.
@@ -263,11 +289,13 @@ fn columns_fit_codes(codes: &Fp8Tensor) -> bool {
     match (codes.blocks(), codes.columnwise_blocks()) {
         (None, None) => true,
         (Some(Blocks::B128x128), None) => tokens.is_multiple_of(128),
+        (Some(Blocks::B16x16), None) | (_, Some(Blocks::B1x16)) => tokens.is_multiple_of(16),
         (_, Some(Blocks::B1x128)) => tokens.is_multiple_of(128),
         (_, Some(Blocks::Mx32)) => tokens.is_multiple_of(32),
         _ => false,
     }
 }
 
+mod nvfp4;
 #[cfg(test)]
 mod tests;

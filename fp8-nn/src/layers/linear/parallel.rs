@@ -2,7 +2,7 @@
 
 use crate::{Cut, Error, ParallelMode, Parameter, Placement, Result, TensorParallel};
 use fp8_kernels::fp8_format::Blocks;
-use fp8_kernels::{Scale, Slot};
+use fp8_kernels::{Nvfp4Rule, Scale, Slot, StochasticRounding};
 use fp8_recipe::{Forward, GemmSlots};
 use std::fmt;
 
@@ -131,10 +131,15 @@ impl Part {
 
 /// Returns the length of the blocks of a slot along the features that are cut.
 fn block(slot: &Slot<'_>) -> usize {
-    let Scale::Blocks(rule) = slot.scale else { return 1 };
-    match rule.blocks() {
+    let blocks = match slot.scale {
+        Scale::Blocks(rule) => rule.blocks(),
+        Scale::Nvfp4(rule) => rule.blocks,
+        _ => return 1,
+    };
+    match blocks {
         Blocks::B1x128 | Blocks::B128x128 => 128,
         Blocks::Mx32 => 32,
+        Blocks::B1x16 | Blocks::B16x16 => 16,
         _ => 1,
     }
 }
@@ -152,16 +157,6 @@ impl Part {
         let Some((ranks, mode)) = self.ranks() else { return Ok(()) };
         self.enter(cx);
         ranks.expect_shared_scales(cx, &slots.input, ranks.is_sequence_parallel())?;
-        let is_nvfp4 = |slot: &Slot<'_>| matches!(slot.scale, Scale::Nvfp4(_));
-        if is_nvfp4(&cx.slot(&slots.input)?) || is_nvfp4(&cx.slot(&slots.weight)?) {
-            return Err(Error::Option {
-                part: slots.weight.layer().to_string(),
-                option: "recipe",
-                value: "nvfp4".to_owned(),
-                remedy: "layers that ranks share do not run in it yet: use another recipe, or data-parallel ranks alone"
-                    .to_owned(),
-            });
-        }
         let block = block(&cx.slot(&slots.input)?).max(block(&cx.slot(&slots.weight)?));
         let (Some(cut), true) = (self.weight(), block > 1) else { return Ok(()) };
         let Some(range) = cut.ranges().iter().find(|range| !range.len().is_multiple_of(block)) else {
@@ -179,5 +174,24 @@ impl Part {
                 block * n
             ),
         })
+    }
+
+    /// Returns the slot of the output's gradient with the random numbers of this rank's part of the whole, if it is rounded stochastically.
+    /// The ranks compare `seed`, from which the numbers come. `rows` are those of the output.
+    ///
+    /// Features that are cut are numbered in rank order, each rank's as one range, also where the output has several parts. Tokens that are
+    /// gathered are numbered where that is done.
+    pub(crate) fn number<'a>(&self, slot: Slot<'a>, rows: usize, seed: u64) -> Result<Slot<'a>> {
+        let (Some((ranks, mode)), Scale::Nvfp4(rule)) = (self.ranks(), slot.scale) else { return Ok(slot) };
+        let Some(random) = rule.random else { return Ok(slot) };
+        ranks.expect_one_seed(seed)?;
+        let (Some(cut), ParallelMode::Column) = (self.weight(), mode) else { return Ok(slot) };
+        let features = |rank| cut.shape_of(rank).first().copied().unwrap_or_default();
+        let random = StochasticRounding {
+            origin: [0, (0..ranks.rank()).map(features).sum()],
+            whole: Some([rows, cut.global().first().copied().unwrap_or_default()]),
+            ..random
+        };
+        Ok(Slot { scale: Scale::Nvfp4(Nvfp4Rule { random: Some(random), ..rule }), ..slot })
     }
 }

@@ -1,8 +1,8 @@
 //! Ranks with one batch each against one process with the joined batch, and what they get when one of them is lost.
 
 use super::support::{
-    ParameterBits, current, delayed, device, error, gpt, ids, is_nvfp4, linear, noise, off, parameter_bits,
-    recipes, short, unless_simulated,
+    ParameterBits, bits, current, delayed, device, error, gpt, ids, is_nvfp4, linear, noise, off,
+    parameter_bits, recipes, short, unless_simulated,
 };
 use fp8_nn::fp8_dist::local;
 use fp8_nn::fp8_recipe::ScalingState;
@@ -135,6 +135,44 @@ fn ranks_train_as_one_process_with_the_joined_batch() {
             }
         }
     }
+}
+
+/// Replicas with one seed and the same batch: only random numbers can make their gradients differ.
+#[test]
+fn replicas_with_one_seed_round_gradients_with_other_numbers() {
+    let gradients = |recipe: Nvfp4, watches: bool, replica: Option<usize>| {
+        let all = ranks(2, |group| {
+            let mut fc = linear("fc", 32, 32, 1);
+            let mut scaling = Scaling::new(&fc, &device()).unwrap();
+            scaling.set_dropout_seed(7).unwrap();
+            if let Some(replica) = replica {
+                scaling.set_replica(replica * group.rank());
+            }
+            let mut gradients = Gradients::new(&fc, group, GradientsOptions::default()).unwrap();
+            let (x, dy) = (noise([32, 32], 2), noise([32, 32], 3));
+            let (_, saved) = scaling.in_autocast(&recipe.into(), |cx| fc.forward(cx, &x)).unwrap();
+            let mut cx = scaling.backward().unwrap();
+            if watches {
+                gradients.watch(&mut cx, &mut fc).unwrap();
+            }
+            let dx = fc.backward(&mut cx, saved, &dy).unwrap();
+            cx.commit().unwrap();
+            let dw = bits(&fc.weight().main_grad().clone());
+            gradients.finish(&mut fc).unwrap();
+            (bits(&dx), dw)
+        });
+        all.into_iter().map(Option::unwrap).collect::<Vec<_>>()
+    };
+    let recipe = Nvfp4::default();
+    let alone = gradients(recipe, false, None);
+    assert_eq!(alone[0], alone[1]);
+    for different in [gradients(recipe, true, None), gradients(recipe, false, Some(1))] {
+        assert_eq!(different[0], alone[0]);
+        assert!(different[1].0 != alone[0].0 && different[1].1 != alone[0].1);
+    }
+    let nearest = Nvfp4 { disable_stochastic_rounding: true, ..recipe };
+    let rounded = gradients(nearest, true, Some(1));
+    assert_eq!(rounded[0], rounded[1]);
 }
 
 /// A model with adapters of the user's own, which alone are trained.

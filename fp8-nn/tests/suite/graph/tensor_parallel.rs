@@ -76,12 +76,13 @@ impl Shared {
 
 #[test]
 fn replays_of_ranks_that_share_layers_have_the_bits_of_eager_steps() {
-    let recipes: [Recipe; 5] = [
+    let recipes: [Recipe; 6] = [
         delayed(),
         CurrentScaling::default().into(),
         CurrentScaling::rowwise().into(),
         Mxfp8::default().into(),
         Recipe::off(),
+        Nvfp4::default().into(),
     ];
     for (recipe, sequence_parallel, recompute) in [
         (&recipes[0], false, RecomputeLevel::None),
@@ -90,6 +91,7 @@ fn replays_of_ranks_that_share_layers_have_the_bits_of_eager_steps() {
         (&recipes[2], true, RecomputeLevel::None),
         (&recipes[3], true, RecomputeLevel::Norm),
         (&recipes[4], true, RecomputeLevel::None),
+        (&recipes[5], true, RecomputeLevel::None),
     ] {
         let what = format!("{recipe}, {sequence_parallel}, {recompute}");
         let finals = ranks(|group| {

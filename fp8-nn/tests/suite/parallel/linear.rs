@@ -2,7 +2,7 @@
 //! gathers.
 
 use super::rig::*;
-use crate::every_device::support::{bits, device, noise, relative_rms, rng};
+use crate::every_device::support::{bits, device, is_nvfp4, noise, relative_rms, rng};
 use fp8_nn::fp8_recipe::ScalingState;
 use fp8_nn::prelude::*;
 use fp8_nn::{ParallelMode, ReduceDtype};
@@ -37,8 +37,10 @@ fn step(
         ..Default::default()
     };
     let mut layer = Linear::new("fc", options, &device(), &mut rng(1)).unwrap();
-    let whole =
-        |shape: &Shape, seed| ops::cast(&ops::scale(&noise(*shape, seed), 0.1).unwrap(), dtype).unwrap();
+    let whole = |shape: &Shape, seed| {
+        let values = ops::scale(&noise(*shape, seed), 0.1).unwrap();
+        ops::cast(&if is_nvfp4(recipe) { with_equal_amaxes(&values) } else { values }, dtype).unwrap()
+    };
     for (seed, parameter) in (1..).zip(parameters_mut(&mut layer)) {
         let value = whole(parameter.global_shape(), seed);
         parameter.set_part_of(&value).unwrap();
@@ -63,6 +65,21 @@ fn step(
     let gradient = |parameter: &Parameter| parameter.gather_main_grad().unwrap();
     let (dw, db) = (gradient(layer.weight()), gradient(layer.bias().unwrap()));
     Step { y, dx, dw, db, state: scaling.state().unwrap() }
+}
+
+/// Puts the same large values into every 64th row or column, so that parts of a tensor, and of its Hadamard transform, have its amaxes.
+fn with_equal_amaxes(x: &Tensor) -> Tensor {
+    let [_, cols] = x.shape().matrix();
+    let mut values = x.to_f32_vec().unwrap();
+    for (index, value) in values.iter_mut().enumerate() {
+        let (row, col) = (index / cols, index % cols);
+        if row % 64 == 0 && col % 64 == 0 {
+            *value = 2.0;
+        } else if col % 64 == 0 {
+            *value = (row as f32).sin() * 0.5;
+        }
+    }
+    Tensor::from_vec(values, *x.shape(), x.device()).unwrap()
 }
 
 /// This rank's tokens, with sequence parallelism.
@@ -142,6 +159,14 @@ fn with_blocks_that_no_cut_splits_parts_have_the_bits_of_slices() {
     }
 }
 
+/// Where parts have the amaxes of the whole. Stochastically rounded gradients draw the numbers that they have in the whole.
+#[test]
+fn in_nvfp4_parts_have_the_bits_of_slices() {
+    let nearest = Nvfp4 { disable_rht: true, disable_stochastic_rounding: true, ..Default::default() };
+    all(&Nvfp4::default().into(), &LAYOUTS, false);
+    all(&nearest.into(), &[TP2_SP], false);
+}
+
 /// f32 sums that are rounded once are those of one device; sums of 16-bit parts are not.
 #[test]
 fn reducing_in_f32_gives_the_rounding_of_one_device() {
@@ -189,6 +214,9 @@ fn gathers_in_fp8_take_half_the_bytes_of_bf16() {
         })[0]
     };
     let bf16 = gathered(&Recipe::off());
+    // x by rows, its columns again for wgrad, and dy by both: 4.5 bits a value, 4 bytes of a factor for each, and rows and whether they fit.
+    let nvfp4 = gathered(&Nvfp4::default().into());
+    assert!(nvfp4 as f64 <= 4.0 * 256.0 * 256.0 * 4.5 / 8.0 + 100.0, "{nvfp4} of {bf16} bytes");
     assert_eq!(bf16, 3 * 256 * 256 * 2); // x, x again for wgrad, and dy: this rank's 256 tokens to the other
     for recipe in [Recipe::from(DelayedScaling::default()), CurrentScaling::default().into()] {
         let fp8 = gathered(&recipe);

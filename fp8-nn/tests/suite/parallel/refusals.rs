@@ -142,14 +142,22 @@ fn inputs_of_blocks_are_this_ranks_tokens() {
 
 #[test]
 fn blocks_that_a_cut_would_split() {
-    let text = refused(TP2, |rank| {
-        let model = gpt(rank);
-        let mut scaling = Scaling::new(&model, &device()).unwrap();
-        scaling.set_group(rank.mesh.amax_group());
-        scaling.in_autocast(&BlockScaling::default().into(), |cx| model.forward(cx, &ids([2, 8], 10, 1)))
-    });
+    let text = |recipe: Recipe| {
+        refused(TP2, |rank| {
+            let model = gpt(rank);
+            let mut scaling = Scaling::new(&model, &device()).unwrap();
+            scaling.set_group(rank.mesh.amax_group());
+            scaling.in_autocast(&recipe, |cx| model.forward(cx, &ids([2, 8], 10, 1)))
+        })
+    };
+    // Of k and v, whose rows are cut by themselves.
     assert_eq!(
-        text,
+        text(Nvfp4::default().into()),
+        "gpt.blocks.0.attention.qkv: out_features = 8 on each of 2 ranks: the recipe has a scale for each 16 of them, and the cut would \
+         split blocks: expected a multiple of 16 on each rank, 32 of all, or a recipe with one scale for a tensor"
+    );
+    assert_eq!(
+        text(BlockScaling::default().into()),
         "gpt.blocks.0.attention.qkv: out_features = 16 on each of 2 ranks: the recipe has a scale for each 128 of them, and the cut \
          would split blocks: expected a multiple of 128 on each rank, 256 of all, or a recipe with one scale for a tensor"
     );
@@ -300,6 +308,35 @@ fn options_and_dropout_seeds_that_differ() {
     };
     let text = refused(TP2, seeds);
     assert!(text.contains("dropout seed 1") && text.contains("dropout seed 0"), "{text}");
+}
+
+/// Ranks that share a layer round its gradients with the numbers of one seed.
+#[test]
+fn seeds_of_stochastic_rounding_that_differ() {
+    let step = |rank: &Rank, parallel_mode, recipe: &Recipe| {
+        let tensor_parallel = rank.tensor_parallel.clone();
+        let options = LinearOptions {
+            in_features: 32,
+            out_features: 32,
+            parallel_mode,
+            tensor_parallel,
+            ..Default::default()
+        };
+        let mut fc = Linear::new("fc", options, &device(), &mut rng(1))?;
+        let mut scaling = Scaling::new(&fc, &device())?;
+        scaling.set_dropout_seed(rank.mesh.tp().rank() as u64)?;
+        let x = noise([32, fc.weight().shape().last_dim()], 1);
+        let (y, saved) = scaling.in_autocast(recipe, |cx| fc.forward(cx, &x))?;
+        scaling.in_backward(|cx| fc.backward(cx, saved, &y))
+    };
+    let nearest = Nvfp4 { disable_stochastic_rounding: true, ..Default::default() };
+    for mode in [ParallelMode::Column, ParallelMode::Row] {
+        for layout in [TP2, TP2_SP] {
+            let text = refused(layout, |rank| step(rank, mode, &Nvfp4::default().into()));
+            assert!(text.contains("dropout seed 1") && text.contains("dropout seed 0"), "{text}");
+            ranks(layout, |rank| step(rank, mode, &nearest.into()).map(drop).unwrap());
+        }
+    }
 }
 
 /// A rank that fails between collectives tells those that wait for it, also where it has other groups.

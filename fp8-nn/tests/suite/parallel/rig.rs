@@ -27,6 +27,7 @@ pub(super) const TP2: Layout = Layout::new(1, 2, false);
 pub(super) const TP4: Layout = Layout::new(1, 4, false);
 pub(super) const TP2_SP: Layout = Layout::new(1, 2, true);
 pub(super) const TP4_SP: Layout = Layout::new(1, 4, true);
+pub(super) const DP2: Layout = Layout::new(2, 1, false);
 pub(super) const DP2_TP2_SP: Layout = Layout::new(2, 2, true);
 
 /// A rank of the job.

@@ -276,11 +276,12 @@ fn adapters_of_all_linears() {
 /// Each level has the bits of the first.
 #[test]
 fn recomputation_has_the_bits_of_keeping() {
-    let recipes: [Recipe; 4] = [
+    let recipes: [Recipe; 5] = [
         delayed(),
         CurrentScaling::default().into(),
         Mxfp8::default().into(),
         CurrentScaling::rowwise().into(),
+        Nvfp4::default().into(),
     ];
     for recipe in recipes {
         for layout in [TP2, TP2_SP] {

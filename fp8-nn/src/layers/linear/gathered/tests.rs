@@ -6,11 +6,18 @@ use crate::fp8_output::Destination;
 use crate::{Linear, LinearOptions, ParallelMode, TensorParallelOptions};
 use fp8_dist::local;
 use fp8_kernels::{DType, Device};
-use fp8_recipe::{BlockScaling, CurrentScaling, DelayedScaling, Mxfp8, Recipe, Scaling};
+use fp8_recipe::{BlockScaling, CurrentScaling, DelayedScaling, Mxfp8, Nvfp4, Recipe, Scaling};
 use std::thread;
 use std::time::Duration;
 
 const FEATURES: usize = 256;
+
+const NEAREST: Nvfp4 = Nvfp4 {
+    disable_rht: true,
+    disable_stochastic_rounding: true,
+    disable_2d_quantization: true,
+    override_linear_precision: (false, false, false),
+};
 
 /// Codes and factors.
 type Codes = (Vec<u8>, Vec<u8>);
@@ -31,11 +38,14 @@ fn read(operand: &Operand) -> Result<Codes, Vec<f32>> {
     match operand {
         Operand::High(values) => Err(values.to_f32_vec().unwrap()),
         Operand::Fp8(codes) => {
-            let factors = codes.scale_inv();
-            let factors = match factors.dtype() {
+            let bytes = |factors: &Tensor| match factors.dtype() {
                 DType::U8 => factors.to_vec::<u8>().unwrap(),
                 _ => factors.to_vec::<f32>().unwrap().iter().flat_map(|f| f.to_le_bytes()).collect(),
             };
+            let mut factors = bytes(codes.scale_inv());
+            if let Some(scale) = codes.tensor_scale() {
+                factors.extend(bytes(scale));
+            }
             Ok((codes.codes().unwrap(), factors))
         }
     }
@@ -110,7 +120,7 @@ fn reads(
         let quantize = |slot: &Slot<'_>| Ok((ops::quantize(&dy, slot)?, None));
         let gathered = row.gather_gradient(&mut cx, &saved.core, quantize).unwrap().0;
         let gemms = cx.fp8_gemms(&saved.core.origin);
-        let dy = [gemms.dgrad, gemms.wgrad].map(|in_fp8| read(&gathered.pick(in_fp8)));
+        let dy = [read(&gathered.pick(gemms.dgrad)), read(&for_wgrad(gathered.pick(gemms.wgrad)))];
         cx.commit().unwrap();
         let arenas = scalings.iter().flat_map(|scaling| scaling.state().unwrap().arenas);
         // Weights of this rank have amaxes of their own, which are reduced, too: all scales are equal.
@@ -124,6 +134,15 @@ fn reads(
 /// The input once more, with the scale that the first run has left.
 fn column_input(cx: &mut Forward<'_>, layer: &Linear, x: &Tensor) -> Input {
     layer.input_of(cx, x.dtype(), |slot| Ok((ops::quantize(x, slot)?, ()))).unwrap().0
+}
+
+/// The columns of NVFP4, which are quantized from the values, as rows.
+fn for_wgrad(operand: Operand) -> Operand {
+    if operand.as_fp8().is_some_and(|codes| codes.tensor_scale().is_some()) {
+        by_columns(&operand)
+    } else {
+        operand
+    }
 }
 
 /// Columnwise codes as rows, so that copies that were made in different ways can be compared.
@@ -164,7 +183,7 @@ fn compare(name: &str, recipe: &Recipe, dtype: DType, tokens: usize, steps: usiz
 
 #[test]
 fn gathered_codes_and_scales_are_those_of_the_whole() {
-    let recipes: [(&str, Recipe); 7] = [
+    let recipes: [(&str, Recipe); 9] = [
         ("delayed", DelayedScaling::default().into()),
         ("current", CurrentScaling::default().into()),
         ("rows", CurrentScaling::rowwise().into()),
@@ -174,6 +193,8 @@ fn gathered_codes_and_scales_are_those_of_the_whole() {
             BlockScaling { x_block_scaling_dim: 2, w_block_scaling_dim: 1, ..Default::default() }.into(),
         ),
         ("mx", Mxfp8::default().into()),
+        ("nvfp4", Nvfp4::default().into()),
+        ("nvfp4 to nearest", NEAREST.into()),
         ("off", Recipe::off()),
     ];
     for (name, recipe) in &recipes {
@@ -193,7 +214,8 @@ fn gemms_in_high_precision_read_the_values_of_all_ranks() {
     for high in [(true, false, false), (false, true, false), (false, false, true), (false, true, true)] {
         let delayed = DelayedScaling { override_linear_precision: high, ..Default::default() };
         let mx = Mxfp8 { override_linear_precision: high, ..Default::default() };
-        for recipe in [Recipe::from(delayed), mx.into()] {
+        let nvfp4 = Nvfp4 { override_linear_precision: high, ..Default::default() };
+        for recipe in [Recipe::from(delayed), mx.into(), nvfp4.into()] {
             compare(&format!("{high:?}"), &recipe, DType::F32, 64, 2, false);
             compare(&format!("{high:?}"), &recipe, DType::F32, 40, 2, false);
         }
