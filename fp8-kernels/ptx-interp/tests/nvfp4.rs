@@ -9,6 +9,7 @@ use fp8_format::{Blocks, E2M1, E4M3, Source, TensorScale};
 use half::{bf16, f16};
 use machine::case::{Case, floats};
 use ptx_interp::{Module, splitmix64};
+use safetensors::SafeTensors;
 
 const SIZES: [[usize; 2]; 5] = [[1, 1], [16, 16], [33, 50], [128, 192], [130, 257]];
 
@@ -362,6 +363,25 @@ fn factors_are_laid_out_for_the_matrix_product() {
             let case = case.u32((blocks == Blocks::B16x16).into()).u64(rows).u64(depth);
             let n = out.len();
             check(&case.buffer(None, out).u64(n), &modules, "nvfp4_factors", 0, &(size, blocks));
+        }
+    }
+}
+
+#[test]
+fn recorded_factors_are_laid_out_as_recorded() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/nvfp4/layouts.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let modules = modules();
+    for name in ["0", "1", "2"] {
+        let [scales, buffer] = ["", ".out"].map(|end| file.tensor(&format!("{name}{end}")).unwrap());
+        let &[rows, across] = scales.shape() else { panic!("{name}: {:?}", scales.shape()) };
+        let (out, n) = (buffer.data().to_vec(), buffer.data().len());
+        // A last block of which there is one column, and a whole one.
+        for depth in [16 * across - 15, 16 * across] {
+            let case = Case::new([2, 1, 1], 256).input(scales.data().to_vec());
+            let case = case.u32(0).u64(rows).u64(depth).buffer(None, out.clone()).u64(n);
+            check(&case, &modules, "nvfp4_factors", 0, &(name, depth));
         }
     }
 }
