@@ -279,6 +279,12 @@ fn amaxes(device: &Device, dtype: DType) -> Outcome {
             })?;
         }
     }
+    // The largest value at each place of a thread's part of a tile.
+    for i in 0..32 {
+        let values = (0..256).map(|at| if at == i / 8 * 16 + i % 8 { -3.0 } else { 1.0 }).collect();
+        let x = tensor(values, [16, 16], dtype, device)?;
+        equal(&format!("place {i}"), ops::nvfp4_amax(&x, false)?.to_vec::<f32>()?, vec![3.0; 2])?;
+    }
     // Tokens whose transform is one number, each of 16 in turn, here and there in a tile.
     for i in 0..16u32 {
         let (rows, cols, col) = (48, 72, i as usize * 37 % 72);
