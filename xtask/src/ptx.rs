@@ -1,8 +1,9 @@
 //! `cargo xtask ptx`: compiles every kernel file with NVRTC, keeps its PTX as a snapshot and what it needs in a table.
 //!
 //! Snapshots are PTX of sm_89, the oldest architecture with FP8 conversions; they are shipped, simulated devices run
-//! them, and tests read them. A file with code for single architectures has a second snapshot, for sm_100a, which is not shipped. They have no `.loc`: which line of the source an instruction comes from is in a table that
-//! only the simulated device has. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
+//! them, and tests read them. A file with code for single architectures has a second snapshot, for sm_100a, which is not
+//! shipped. Snapshots have no `.loc`: which line of the source an instruction comes from is in a table that only the simulated
+//! device has. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
 //! operation that may differ in its bits fails the task. A file that does not compile keeps its old snapshot.
 
 pub(crate) mod nvrtc;
