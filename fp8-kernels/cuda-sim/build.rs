@@ -11,13 +11,18 @@ fn main() -> io::Result<()> {
 
     let package = variable("CARGO_MANIFEST_DIR")?;
     let mut code = String::new();
-    for (name, what, folder, ending) in
-        [("EMBEDDED", "snapshot", "../ptx", "ptx"), ("LINES", "table of source lines", "lines", "txt")]
-    {
+    // The snapshots in `ptx` are for one architecture alone, and come first: `snapshot::find` takes the first that serves.
+    let lists: [(&str, &str, &[&str], &str); 2] = [
+        ("EMBEDDED", "snapshot", &["ptx", "../ptx"], "ptx"),
+        ("LINES", "table of source lines", &["lines"], "txt"),
+    ];
+    for (name, what, folders, ending) in lists {
         let write =
             write!(code, "/// `(file name, text)` of every {what}.\nconst {name}: &[(&str, &str)] = &[\n");
         write.map_err(io::Error::other)?;
-        embed(&Path::new(&package).join(folder), ending, &mut code)?;
+        for folder in folders {
+            embed(&Path::new(&package).join(folder), ending, &mut code)?;
+        }
         code += "];\n";
     }
     fs::write(Path::new(&variable("OUT_DIR")?).join("snapshots.rs"), code)

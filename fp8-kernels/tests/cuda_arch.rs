@@ -7,6 +7,7 @@ mod cuda;
 
 use cuda::step::{Codes, Step, numbers};
 use cuda::{child, options};
+use fp8_cuda_sim::Control;
 use fp8_format::Blocks;
 use fp8_format::slice::{BlockScaling, MxRounding};
 use fp8_kernels::ops::Emulation;
@@ -114,28 +115,39 @@ fn block_products(device: &Device, rule: BlockRule, w_rule: BlockRule) -> String
 
 /// A Linear's three products in NVFP4; exact, as values are codes times scales of their tiles, and the largest is 2688.
 fn nvfp4_products(device: &Device) -> String {
-    let quantized = |shape @ [rows, cols]: [usize; 2], blocks, seed: usize| {
+    let quantized = |shape @ [rows, cols]: [usize; 2], blocks, seed: usize, size: f32| {
         let value = |i: usize| {
             let (row, col) = (i / cols, i % cols);
             let scale = [448.0, 224.0, 112.0][(row / 16 + col / 16) % 3];
             // Each block has a 6, along rows and along columns.
             let code = if row % 16 == col % 16 { 7 } else { (i * 7 + seed * 5) % 8 };
-            Encoding::E2M1.to_f32(code as u8) * scale * if (i + seed).is_multiple_of(3) { -1.0 } else { 1.0 }
+            let sign = if (i + seed).is_multiple_of(3) { -1.0 } else { 1.0 };
+            Encoding::E2M1.to_f32(code as u8) * scale * sign * size
         };
         let x = Tensor::from_vec((0..rows * cols).map(value).collect(), shape, device).unwrap();
         let scale = Scale::Nvfp4(Nvfp4Rule { blocks, ..Nvfp4Rule::default() });
         ops::quantize(&x, &Slot { scale, columnwise: true, ..Slot::off(Encoding::E2M1) }).unwrap()
     };
     let (m, n, k) = (32, 48, 80);
-    let x = quantized([m, k], Blocks::B1x16, 1);
-    let w = quantized([n, k], Blocks::B16x16, 2);
-    let dy = quantized([m, n], Blocks::B1x16, 3);
-    let bias = Tensor::full(0.5, [n], DType::BF16, device).unwrap();
-    let y = ops::fprop(&x, &w, Some(&bias), DType::BF16, ops::Accumulation::Split).unwrap();
+    let x = quantized([m, k], Blocks::B1x16, 1, 1.0);
+    let w = quantized([n, k], Blocks::B16x16, 2, 1.0);
+    let dy = quantized([m, n], Blocks::B1x16, 3, 1.0);
     let dx = ops::dgrad(&dy, &w.for_backward(), DType::F32, ops::Accumulation::Split).unwrap();
     let mut dw = Tensor::full(1.0, [n, k], DType::F32, device).unwrap();
     ops::wgrad(&dy, &x.for_backward(), &mut dw, "dw", ops::Accumulation::Split).unwrap();
-    format!("NVFP4 {:?}", [&y, &dx, &dw].map(|t| t.to_f32_vec().unwrap()))
+    // Outputs in f16 are finite.
+    let x = quantized([m, k], Blocks::B1x16, 1, 2_f32.powi(-8));
+    let w = quantized([n, k], Blocks::B16x16, 2, 2_f32.powi(-8));
+    let mut lines = vec![dx, dw];
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let bias = Tensor::from_vec((0..n).map(|i| i as f32 + 0.25).collect(), [n], device).unwrap();
+        for bias in
+            [None, Some(ops::cast(&bias, DType::BF16).unwrap()), Some(ops::cast(&bias, dtype).unwrap())]
+        {
+            lines.push(ops::fprop(&x, &w, bias.as_ref(), dtype, ops::Accumulation::Split).unwrap());
+        }
+    }
+    format!("NVFP4 {:?}", lines.iter().map(|t| t.to_f32_vec().unwrap()).collect::<Vec<_>>())
 }
 
 /// Quantizes for forward and backward, and reads every view of the codes.
@@ -176,7 +188,12 @@ fn child() {
     }
     let cache = tempfile::tempdir().unwrap();
     match Device::cuda_with_options(&options(cache.path())) {
-        Ok(device) => lines(&device).into_iter().for_each(child::answer),
+        Ok(device) => {
+            lines(&device).into_iter().for_each(child::answer);
+            let launched = Control::open(&cuda::library()).unwrap().get("kernels").unwrap();
+            let is_emulated = launched.contains("nvfp4_scaled_codes");
+            child::answer(if is_emulated { "scaled" } else { "native" });
+        }
         Err(error) => child::answer(error.to_string()),
     }
 }
@@ -186,21 +203,23 @@ fn every_architecture_gives_the_bits_of_the_cpu() {
     let cpu = lines(&Device::cpu());
     let made = lines(&Device::cpu().with_transpose_policy(TransposePolicy::WithCast));
     assert_eq!(cpu[1..], made[1..]);
-    // The last two have a cuBLAS from before the scale modes.
+    // The last two have a cuBLAS from before the scale modes. One adds no bias to FP4 products: they stay native all the same.
     let devices = [
-        ("89", "130100", "after,exact,rounded,exact,scaled"),
-        ("90", "120900", "native,native,native,exact,scaled"),
-        ("100", "130100", "after,native,rounded,native,native"),
-        ("120", "120800", "after,native,rounded,native,native"),
-        ("90", "120805", "after,exact,rounded,exact,scaled"),
-        ("100", "120600", "after,exact,rounded,exact,scaled"),
+        ("89", "130100", "1", "after,exact,rounded,exact,scaled"),
+        ("90", "120900", "1", "native,native,native,exact,scaled"),
+        ("100", "130100", "1", "after,native,rounded,native,native"),
+        ("100", "130100", "0", "after,native,rounded,native,native"),
+        ("120", "120800", "1", "after,native,rounded,native,native"),
+        ("90", "120805", "1", "after,exact,rounded,exact,scaled"),
+        ("100", "120600", "1", "after,exact,rounded,exact,scaled"),
     ];
-    let devices = devices.map(|(arch, version, ways)| {
-        let variables = [("FP8_SIM_ARCH", Path::new(arch)), ("FP8_SIM_CUBLAS", Path::new(version))];
-        (arch, ways, child::start("child", &variables))
+    let devices = devices.map(|(arch, version, bias, ways)| {
+        let variables = [("FP8_SIM_ARCH", arch), ("FP8_SIM_CUBLAS", version), ("FP8_SIM_FP4_BIAS", bias)];
+        (arch, ways, child::start("child", &variables.map(|(name, value)| (name, Path::new(value)))))
     });
     for (arch, ways, started) in devices {
-        let found = child::finish(started);
+        let mut found = child::finish(started);
+        assert_eq!(found.pop().as_deref(), ways.rsplit(',').next(), "sm_{arch}");
         let policy = if arch == "100" { "Never" } else { "WithCast" };
         assert_eq!(found[0], format!("PTX interpreter (sm_{arch}) {policy} {ways}"));
         assert_eq!(found.len(), cpu.len());
@@ -216,7 +235,8 @@ fn a_driver_of_cuda_12_8_is_enough_and_an_older_one_is_refused() {
     let found = open("12070");
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("CUDA 12.7") && found[0].contains("CUDA 12.8 or newer"), "{found:?}");
-    assert_eq!(open("12080")[1..], lines(&Device::cpu())[1..]);
+    let found = open("12080");
+    assert_eq!(found[1..found.len() - 1], lines(&Device::cpu())[1..]);
 }
 
 #[test]

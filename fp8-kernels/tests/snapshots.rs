@@ -19,6 +19,8 @@ use sha2::{Digest, Sha256};
 
 const KERNELS: &str = "src/backend/cuda/ops";
 const SNAPSHOTS: &str = "ptx";
+/// Snapshots of files with code for single architectures, made for one that has it.
+const SPECIFIC: &str = "cuda-sim/ptx";
 const MAX_BYTES: usize = 1 << 20;
 /// The limit for all snapshots together, which every user downloads and every program carries.
 const MAX_BYTES_OF_ALL: usize = 8_500_000;
@@ -90,6 +92,32 @@ fn every_kernel_file_has_a_fresh_snapshot_and_every_snapshot_its_file() {
     for name in snapshots.keys().filter(|name| !kernels.contains_key(*name)) {
         problems.push(format!("{name}.ptx has no {name}.cu: run `cargo xtask ptx`"));
     }
+    expect_none(&problems);
+}
+
+#[test]
+fn files_with_code_for_single_architectures_have_a_second_snapshot() {
+    let (snapshots, mut problems) = (snapshots(), Vec::new());
+    let mut specific = read(&folder(SPECIFIC), "ptx");
+    let is_head = |line: &&str| line.starts_with("// ");
+    for (name, text) in kernels() {
+        let header = |header: &str| headers::read(&folder(KERNELS), header);
+        let program = headers::expand("", &name, &text, header).unwrap();
+        if !program.contains("__CUDA_ARCH_FAMILY_SPECIFIC__") {
+            continue;
+        }
+        let Some(ptx) = specific.remove(&format!("{name}.sm_100a")) else {
+            problems.push(format!("{name}.cu has no snapshot of sm_100a: run `cargo xtask ptx`"));
+            continue;
+        };
+        if !ptx.lines().take_while(is_head).eq(snapshots[&name].lines().take_while(is_head)) {
+            problems.push(format!("{name}.sm_100a.ptx is stale: run `cargo xtask ptx`"));
+        }
+        problems
+            .extend(rules::breaches(&name, &ptx).iter().map(|breach| format!("{name}.sm_100a.ptx:{breach}")));
+    }
+    problems
+        .extend(specific.keys().map(|name| format!("{name}.ptx has no kernel file: run `cargo xtask ptx`")));
     expect_none(&problems);
 }
 

@@ -1,8 +1,9 @@
 //! `cargo xtask ptx`: compiles every kernel file with NVRTC, keeps its PTX as a snapshot and what it needs in a table.
 //!
 //! Snapshots are PTX of sm_89, the oldest architecture with FP8 conversions; they are shipped, simulated devices run
-//! them, and tests read them. They have no `.loc`: which line of the source an instruction comes from is in a table that
-//! only the simulated device has. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
+//! them, and tests read them. A file with code for single architectures has a second snapshot, for sm_100a, which is not
+//! shipped. Snapshots have no `.loc`: which line of the source an instruction comes from is in a table that only the simulated
+//! device has. All shipped architectures are assembled as well, and a spill, local memory, a double, a warning, or an
 //! operation that may differ in its bits fails the task. A file that does not compile keeps its old snapshot.
 
 pub(crate) mod nvrtc;
@@ -19,7 +20,7 @@ mod signatures;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use ptx_interp::{lines_of, without_lines};
@@ -28,12 +29,14 @@ use sha2::{Digest, Sha256};
 use crate::process;
 use crate::workspace::{Result, root, shell};
 use nvrtc::Nvrtc;
-use table::{ARCHITECTURES, Cell, Row};
+use table::{ARCHITECTURES, Cell, Row, SPECIFIC_ARCHITECTURES};
 
 /// The options of every compilation besides the architecture, as the headers of snapshots name them.
 pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
 const GATES: [&str; 4] =
     ["warn-on-spills", "warn-on-local-memory-usage", "warn-on-double-precision-use", "-v"];
+/// The macro that programs with code for single architectures contain, and no others: the loader looks for it, too.
+const SPECIFIC: &str = "__CUDA_ARCH_FAMILY_SPECIFIC__";
 /// NVRTC uses two threads well; more only take turns.
 const THREADS: usize = 2;
 /// Breaches of the rules that are printed for a file and an architecture.
@@ -71,6 +74,29 @@ impl Source {
         folder_of_lines().join(format!("{}.txt", self.stem()))
     }
 
+    /// Whether GPUs from sm_100 on run code for their architecture alone.
+    fn is_specific(&self) -> bool {
+        self.program.contains(SPECIFIC)
+    }
+
+    /// The target that stands for an architecture.
+    fn target(&self, arch: &str) -> String {
+        let is_specific = self.is_specific() && SPECIFIC_ARCHITECTURES.contains(&arch);
+        format!("{arch}{}", if is_specific { "a" } else { "" })
+    }
+
+    /// The architectures whose PTX is kept: their places among [`ARCHITECTURES`], and where the PTX and its table of lines are.
+    fn kept(&self) -> Vec<(usize, PathBuf, PathBuf)> {
+        let mut kept = vec![(0, self.snapshot(), self.table_of_lines())];
+        let specific = ARCHITECTURES.iter().position(|arch| *arch == SPECIFIC_ARCHITECTURES[0]);
+        if let Some(at) = specific.filter(|_| self.is_specific()) {
+            let name = format!("{}.{}", self.stem(), self.target(ARCHITECTURES[at]));
+            let ptx = folder_of_specific().join(format!("{name}.ptx"));
+            kept.push((at, ptx, folder_of_lines().join(format!("{name}.txt"))));
+        }
+        kept
+    }
+
     fn hash(&self) -> String {
         Sha256::digest(&self.program).iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -95,9 +121,8 @@ impl Source {
         let starts = |path: PathBuf, header: String| {
             fs::read_to_string(path).is_ok_and(|text| text.starts_with(&header))
         };
-        is_good
-            && starts(self.snapshot(), self.header())
-            && starts(self.table_of_lines(), self.header_of_lines())
+        let is_kept = |(_, ptx, lines)| starts(ptx, self.header()) && starts(lines, self.header_of_lines());
+        is_good && self.kept().into_iter().all(is_kept)
     }
 }
 
@@ -128,9 +153,11 @@ pub(crate) fn run(options: &Ptx) -> Result<ExitCode> {
             Ok(outputs) => {
                 let complaints = complain(source, &outputs);
                 failures += complaints;
-                let Output { ptx, lines, .. } = &outputs[0];
-                files.push((source.snapshot(), Some(ptx.clone())));
-                files.push((source.table_of_lines(), Some(lines.clone())));
+                for (at, path, path_of_lines) in source.kept() {
+                    let Output { ptx, lines, .. } = &outputs[at];
+                    files.push((path, Some(ptx.clone())));
+                    files.push((path_of_lines, Some(lines.clone())));
+                }
                 rows.retain(|row| row.file != source.stem());
                 rows.extend(rows_of(source.stem(), &outputs, complaints > 0));
             }
@@ -175,6 +202,11 @@ fn asked<'a>(sources: &'a [Source], names: &[String]) -> Result<Vec<&'a Source>>
 /// The folder of the snapshots.
 pub(crate) fn folder() -> PathBuf {
     root().join("fp8-kernels/ptx")
+}
+
+/// The folder of the snapshots for single architectures, which only simulated devices run.
+fn folder_of_specific() -> PathBuf {
+    root().join("fp8-kernels/cuda-sim/ptx")
 }
 
 /// The folder of the tables of lines, which are not shipped.
@@ -234,8 +266,8 @@ pub(crate) fn resources_on(arch: &str) -> Result<BTreeMap<String, Resources>> {
 
 /// Compiles all files for all architectures: an outer entry a file, an inner one an architecture.
 fn compile(nvrtc: &Nvrtc, sources: &[&Source]) -> Vec<Vec<Result<Output>>> {
-    let jobs: Vec<(&Source, &str)> =
-        sources.iter().flat_map(|&source| ARCHITECTURES.map(|arch| (source, arch))).collect();
+    let jobs: Vec<(&Source, String)> =
+        sources.iter().flat_map(|&source| ARCHITECTURES.map(|arch| (source, source.target(arch)))).collect();
     // Errors cross threads as text.
     let done = process::each(&jobs, THREADS, |_, (source, arch)| {
         compile_one(nvrtc, source, arch).map_err(|error| error.to_string())
@@ -254,8 +286,7 @@ fn compile_one(nvrtc: &Nvrtc, source: &Source, arch: &str) -> Result<Output> {
     let ptx = compiled.ptx.ok_or(compiled.log.as_str())?;
     let ptx = source.header() + &without_folders(&ptx);
     let short = without_lines(&ptx);
-    // Only the snapshots' own architecture is simulated.
-    let lines = if arch == ARCHITECTURES[0] { lines_of(&ptx)? } else { String::new() };
+    let lines = lines_of(&ptx)?;
     let lines = format!("{}// PTX lines: {}\n{lines}", source.header_of_lines(), short.lines().count());
     let (resources, complaints) = resources::read(&compiled.log);
     Ok(Output { ptx: short, lines, resources, complaints })
@@ -328,15 +359,13 @@ fn threads(ptx: &str, kernel: &str) -> u32 {
 
 /// Snapshots and tables of lines whose kernel file was removed.
 fn orphans(sources: &[Source]) -> Result<Vec<PathBuf>> {
-    let is_known = |path: &Path| {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        sources.iter().any(|source| source.stem() == stem)
-    };
+    let kept: Vec<PathBuf> =
+        sources.iter().flat_map(Source::kept).flat_map(|(_, ptx, lines)| [ptx, lines]).collect();
     let mut found = Vec::new();
-    for (folder, ending) in [(folder(), "ptx"), (folder_of_lines(), "txt")] {
+    for (folder, ending) in [(folder(), "ptx"), (folder_of_specific(), "ptx"), (folder_of_lines(), "txt")] {
         fs::create_dir_all(&folder)?;
         let mut files = crate::workspace::files(&folder)?;
-        files.retain(|path| path.extension().is_some_and(|end| end == ending) && !is_known(path));
+        files.retain(|path| path.extension().is_some_and(|end| end == ending) && !kept.contains(path));
         found.extend(files);
     }
     Ok(found)

@@ -1,6 +1,7 @@
 //! Programs that NVRTC compiles, answered from snapshots: a program is found by the SHA-256 of its text.
 //!
-//! The PTX of a snapshot serves every architecture from 8.9 on: its `.target` is set to the one asked for. The "CUBIN"
+//! The PTX of a snapshot serves every architecture from 8.9 on: its `.target` is set to the one asked for. A kernel file with code for
+//! single architectures has a second snapshot, for `a` and `f` targets from sm_100 on. The "CUBIN"
 //! is that PTX in an ELF file ([`crate::image`]).
 
 use core::ffi::c_int;

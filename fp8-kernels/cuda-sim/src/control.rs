@@ -68,9 +68,8 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
         "arch" if driver.context.is_some() => {
             return Err("arch: a context is retained: drop it first".into());
         }
-        "arch" | "cublas" | "cudnn" | "memory_limit" | "sm_count" | "eager" | "nccl_shared" | "stub" => {
-            driver.settings.set(key, value)?
-        }
+        "arch" | "cublas" | "cudnn" | "memory_limit" | "sm_count" | "eager" | "nccl_shared" | "stub"
+        | "fp4_bias" => driver.settings.set(key, value)?,
         "seed" => {
             drain(driver, key)?;
             driver.settings.set(key, value)?;

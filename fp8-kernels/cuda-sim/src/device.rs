@@ -148,6 +148,12 @@ impl Target {
         Some(Self { number: digits.parse().ok()?, suffix })
     }
 
+    /// Whether PTX that NVRTC made for this target can stand for that of another one, with the name of the target replaced. Code
+    /// for one architecture alone needs another such target: here, one of those that have FP4.
+    pub(crate) fn code_serves(self, other: Self) -> bool {
+        self.suffix.is_none() || other.suffix.is_some() && self.number >= 100 && other.number >= 100
+    }
+
     /// Whether PTX for this target can be compiled for `arch`.
     ///
     /// PTX ISA, ".target": PTX for sm_x runs on later architectures; `a` targets have "no forward compatibility",
@@ -184,6 +190,10 @@ mod tests {
         assert!(target("sm_86").cubin_runs_on(ada) && !target("sm_90").ptx_runs_on(ada));
         assert!(target("sm_90a").ptx_runs_on(hopper) && !target("sm_90a").ptx_runs_on(blackwell));
         assert!(target("sm_100f").cubin_runs_on(blackwell) && !target("sm_100f").ptx_runs_on(hopper));
+        let serves = ["sm_100", "sm_100a", "sm_120a", "sm_90a"]
+            .map(|name| target("sm_100a").code_serves(target(name)));
+        assert_eq!(serves, [false, true, true, false]);
+        assert!(target("sm_89").code_serves(target("sm_100a")));
         assert_eq!(Target::parse("sm_90aa"), None);
         assert_eq!(Target::parse("compute_90"), None);
     }

@@ -15,6 +15,7 @@
 //! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
 //! | `FP8_SIM_STUB` | `0`, `1` | `0` | run no kernels, products, fills and copies: to time the host |
 //! | `FP8_SIM_FP8_SUM_BITS` | 1 to 23 | none: f32 | how many bits below the largest of 32 products, and of what was there, are kept when FP8 products are added up: 13 is about what tensor cores of Ada and Hopper do |
+//! | `FP8_SIM_FP4_BIAS` | `0`, `1` | `1` | cuBLASLt adds a bias to products of FP4 operands |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
 
 use std::fs;
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) nccl_shared: bool,
     /// The number of bits that sums of FP8 products keep below the largest value added at a time. `None` sums in f32.
     pub(crate) fp8_sum_bits: Option<u32>,
+    /// cuBLASLt adds a bias to products of FP4 operands.
+    pub(crate) fp4_bias: bool,
     /// In place of built-in ones.
     pub(crate) snapshots: Vec<Snapshot>,
 }
@@ -59,6 +62,7 @@ impl Default for Settings {
             stub: false,
             nccl_shared: false,
             fp8_sum_bits: None,
+            fp4_bias: true,
             snapshots: Vec::new(),
         }
     }
@@ -81,6 +85,7 @@ impl Settings {
             "nccl_shared",
             "stub",
             "fp8_sum_bits",
+            "fp4_bias",
             "snapshots",
         ] {
             let name = variable(key);
@@ -122,6 +127,7 @@ impl Settings {
                     _ => return Err("f32 keeps 23 bits: 1 to 23".into()),
                 }
             }
+            "fp4_bias" => self.fp4_bias = switch(value)?,
             "snapshots" => self.snapshots = snapshots(Path::new(value))?,
             _ => return Err(format!("no setting of the name {key}")),
         }
@@ -143,6 +149,7 @@ fn variable(key: &str) -> &'static str {
         "snapshots" => "FP8_SIM_SNAPSHOTS",
         "stub" => "FP8_SIM_STUB",
         "fp8_sum_bits" => "FP8_SIM_FP8_SUM_BITS",
+        "fp4_bias" => "FP8_SIM_FP4_BIAS",
         _ => "FP8_SIM_LEAKS",
     }
 }

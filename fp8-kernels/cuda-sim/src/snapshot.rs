@@ -39,8 +39,8 @@ pub(crate) fn is_built_in(name: &str) -> bool {
     EMBEDDED.iter().any(|(known, _)| *known == name)
 }
 
-/// The snapshot of the program with this hash, if there is one: that for `target`, else any. Those of `replacing` stand
-/// for the built-in ones of their names; those `given` precede all.
+/// The snapshot of the program with this hash, if there is one: that for `target`, else the first that serves it. Those of
+/// `replacing` stand for the built-in ones of their kernel files; those `given` precede all.
 pub(crate) fn find(
     given: &[Snapshot],
     replacing: &[Snapshot],
@@ -49,7 +49,8 @@ pub(crate) fn find(
 ) -> Result<Option<Snapshot>, String> {
     let mut found: Vec<Snapshot> =
         given.iter().chain(replacing).filter(|known| known.hash == hash).cloned().collect();
-    let is_replaced = |name: &str| replacing.iter().any(|snapshot| snapshot.name == name);
+    let stem = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    let is_replaced = |name: &str| replacing.iter().any(|snapshot| stem(&snapshot.name) == stem(name));
     // Only those that are meant are read whole.
     let is_meant = |text| head(text).any(|line| line.contains(hash));
     for (name, text) in EMBEDDED.iter().filter(|(name, text)| is_meant(text) && !is_replaced(name)) {
@@ -58,8 +59,9 @@ pub(crate) fn find(
             found.push(snapshot);
         }
     }
-    let exact = found.iter().position(|snapshot| snapshot.target == target).unwrap_or(0);
-    Ok((!found.is_empty()).then(|| found.swap_remove(exact)))
+    let exact = found.iter().position(|snapshot| snapshot.target == target);
+    let best = exact.or_else(|| found.iter().position(|snapshot| snapshot.target.code_serves(target)));
+    Ok(best.map(|best| found.swap_remove(best)))
 }
 
 /// The lines before the PTX.
@@ -160,6 +162,24 @@ mod tests {
         assert_eq!(find(&second.hash).unwrap().ptx, second.ptx);
         let other = Snapshot::parse(&first.name, &text(&hash("another source"))).unwrap();
         assert!(super::find(&[], &[other], &first.hash, target).unwrap().is_none());
+    }
+
+    #[test]
+    fn code_for_one_architecture_is_for_targets_that_have_it() {
+        let (_, text) = EMBEDDED.iter().find(|(name, _)| *name == "nvfp4.ptx").unwrap();
+        let hash = field(text, "source sha256").unwrap();
+        let converts = |target: &str| {
+            let target = Target::parse(target).unwrap();
+            let ptx = find(&[], &[], hash, target).unwrap().unwrap().for_target(target);
+            ptx_interp::Module::parse(&ptx).unwrap();
+            ptx.contains("cvt.rn.satfinite.e2m1x2.f32")
+        };
+        let targets = ["sm_89", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_120", "sm_120a"];
+        assert_eq!(targets.map(converts), [false, false, false, true, true, false, true]);
+        // A changed snapshot is what every target runs.
+        let changed = Snapshot::parse("nvfp4.ptx", text).unwrap();
+        let target = Target::parse("sm_100a").unwrap();
+        assert_eq!(find(&[], &[changed], hash, target).unwrap().unwrap().ptx, *text);
     }
 
     #[test]

@@ -67,6 +67,8 @@ enum Symbol {
 /// A kernel under construction.
 pub(crate) struct Builder {
     name: String,
+    /// The module's `.target`.
+    pub(crate) target: String,
     module_shared: Vec<Declared>,
     pub(crate) max_threads: Option<u32>,
     params: Vec<(String, Param)>,
@@ -96,7 +98,7 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    pub(crate) fn new(name: &str, module_shared: &[Declared], variables: &[Variable]) -> Self {
+    pub(crate) fn new(name: &str, target: &str, module_shared: &[Declared], variables: &[Variable]) -> Self {
         let mut symbols = HashMap::new();
         let mut address = VARIABLES;
         for variable in variables {
@@ -105,6 +107,7 @@ impl Builder {
         }
         Self {
             name: name.to_owned(),
+            target: target.to_owned(),
             module_shared: module_shared.to_vec(),
             max_threads: None,
             params: Vec::new(),

@@ -174,6 +174,16 @@ pub(crate) fn to_fp8(x: f32, mantissa: u32) -> u32 {
     if x.is_nan() { nan } else { x.to_bits() >> 24 & 0x80 | code }
 }
 
+/// E2M1, saturating, ties to even; NaN is 7, whatever its sign.
+#[inline(always)]
+pub(crate) fn to_e2m1(x: f32) -> u32 {
+    let v = x.abs();
+    // A code for each midpoint between two values that is passed; a tie passes it where the upper code is even.
+    let passed = [v > 0.25, v >= 0.75, v > 1.25, v >= 1.75, v > 2.5, v >= 3.5, v > 5.0];
+    let magnitude = passed.iter().map(|&is_passed| u32::from(is_passed)).sum::<u32>();
+    if x.is_nan() { 7 } else { x.to_bits() >> 28 & 8 | magnitude }
+}
+
 /// bf16, ties to even; NaN is canonical.
 #[inline(always)]
 pub(crate) fn to_bf16(x: u32) -> u32 {

@@ -229,7 +229,8 @@ impl Parser {
 
     fn entry(&mut self) -> Result<(), LoadError> {
         let name = self.word()?;
-        let mut builder = Builder::new(&name, &self.shared, &self.variables);
+        let target = self.target.as_deref().unwrap_or_default();
+        let mut builder = Builder::new(&name, target, &self.shared, &self.variables);
         if self.eat('(') && !self.eat(')') {
             loop {
                 self.param(&mut builder)?;

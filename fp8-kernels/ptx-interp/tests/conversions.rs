@@ -3,9 +3,10 @@
 
 mod machine;
 
-use fp8_format::{E4M3, E5M2};
+use fp8_format::{E2M1, E4M3, E5M2};
 use half::{bf16, f16};
-use machine::run_words;
+use machine::{module_for, run_text, run_words};
+use ptx_interp::Module;
 
 /// Runs `code` once per input word (in %r2 and %f2), with the result in %r4.
 fn each(code: &str, input: &[u32], oracle: impl Fn(u32) -> u32) {
@@ -62,6 +63,48 @@ fn f32_to_fp8_codes_saturates_and_takes_even() {
     each(lower, &values, |a| {
         u32::from(if f(a).is_nan() { 0xfe } else { E5M2::from_f32_saturating(f(a)).to_bits() }) | 0x3c00
     });
+}
+
+/// Codes of %f2 in the high half of a byte and of its negative in the low one.
+const TO_E2M1: &str =
+    "{ .reg .b8 c; neg.f32 %f3, %f2; cvt.rn.satfinite.e2m1x2.f32 c, %f2, %f3; cvt.u32.u8 %r4, c; }";
+
+#[test]
+fn f32_to_e2m1_codes_saturates_and_takes_even() {
+    // Every binade: its ends, its quarters, where ties are, and their neighbours.
+    let edges =
+        (0..4_u32).flat_map(|quarter| [quarter << 21, (quarter << 21) + 1, ((quarter + 1) << 21) - 1]);
+    let magnitudes = edges.flat_map(|edge| (0..256_u32).map(move |exponent| exponent << 23 | edge));
+    let values: Vec<u32> = magnitudes.flat_map(|bits| [bits, bits | 1 << 31]).collect();
+    let body = format!("ld.global.f32 %f2, [%rd4];\n{TO_E2M1}\nst.global.u32 [%rd5], %r4;");
+    let text = module_for("sm_100a", &body);
+    let code = |x: f32| u32::from(E2M1::from_f32(x).to_bits());
+    for chunk in values.chunks(1024) {
+        let out =
+            run_text(&text, chunk, chunk.len() as u32, chunk.len(), 0).unwrap_or_else(|e| panic!("{e}"));
+        for (&a, got) in chunk.iter().zip(out) {
+            assert_eq!(got, code(f(a)) << 4 | code(-f(a)), "{a:#x} ({:?}): {got:#x}", f(a));
+        }
+    }
+    // And not only as the crate has them.
+    let known = [0.25, 5.0, f32::NAN, -f32::NAN, -0.0, 1e9].map(f32::to_bits);
+    let out = run_text(&text, &known, 6, 6, 0).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(out, [0x08, 0x6e, 0x77, 0x77, 0x80, 0x7f]);
+}
+
+#[test]
+fn targets_without_the_conversion_to_e2m1_are_refused() {
+    // As ptxas of CUDA 13.0 does.
+    for target in ["sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"] {
+        let why = Module::parse(&module_for(target, TO_E2M1)).map(drop).unwrap_err().to_string();
+        assert!(why.contains(&format!("target {target} has no conversion to E2M1: sm_100a")), "{why}");
+    }
+    for number in [100, 103, 110, 120, 121] {
+        for suffix in ["a", "f"] {
+            Module::parse(&module_for(&format!("sm_{number}{suffix}"), TO_E2M1))
+                .unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
 }
 
 #[test]

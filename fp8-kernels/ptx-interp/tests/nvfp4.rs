@@ -9,6 +9,7 @@ use fp8_format::{Blocks, E2M1, E4M3, Source, TensorScale};
 use half::{bf16, f16};
 use machine::case::{Case, floats};
 use ptx_interp::{Module, splitmix64};
+use safetensors::SafeTensors;
 
 const SIZES: [[usize; 2]; 5] = [[1, 1], [16, 16], [33, 50], [128, 192], [130, 257]];
 
@@ -18,8 +19,11 @@ const OFFSET: u64 = u64::MAX - 40;
 const FIRST: [u64; 2] = [3, 1 << 33];
 const STEP: [u64; 2] = [29, 31];
 
-fn module() -> Module {
-    Module::parse(include_str!("../../ptx/nvfp4.ptx")).unwrap()
+/// The kernels as all GPUs run them, and as those with the conversion to E2M1 do.
+fn modules() -> [Module; 2] {
+    let texts = [include_str!("../../ptx/nvfp4.ptx"), include_str!("../../cuda-sim/ptx/nvfp4.sm_100a.ptx")];
+    assert_eq!(texts.map(|text| text.contains("cvt.rn.satfinite.e2m1x2.f32")), [false, true]);
+    texts.map(|text| Module::parse(text).unwrap())
 }
 
 /// A float type as kernels number it.
@@ -165,7 +169,7 @@ struct Call {
     given: f32,
 }
 
-fn quantizes<S: Element>(module: &Module, call: Call, seed: u64) {
+fn quantizes<S: Element>(modules: &[Module; 2], call: Call, seed: u64) {
     let size @ [rows, cols] = call.size;
     let x: Vec<S> = values(rows * cols, call.data);
     let turned = if call.hadamard { Nvfp4Copy::Hadamard } else { Nvfp4Copy::Columnwise };
@@ -173,7 +177,7 @@ fn quantizes<S: Element>(module: &Module, call: Call, seed: u64) {
 
     let amax = Case::new([2.min(tiles(size)), 1, 1], 256).input(bytes(&x)).u32(S::DTYPE).u64(rows).u64(cols);
     let amax = amax.u32(call.hadamard.into()).buffer(Some(floats(&[0.0; 2])), floats(&amaxes));
-    check(&amax, module, "nvfp4_amax", seed, &call);
+    check(&amax, modules, "nvfp4_amax", seed, &call);
 
     let amaxes = amaxes.map(|amax| amax * call.given);
     let blocks = if call.tiles { Blocks::B16x16 } else { Blocks::B1x16 };
@@ -196,16 +200,20 @@ fn quantizes<S: Element>(module: &Module, call: Call, seed: u64) {
         Data::Numbers => case.buffer(None, floats(&partial_sums(&x, size))),
         Data::Special | Data::Infinite => case.null(),
     };
-    check(&case, module, "quantize_nvfp4", seed, &call);
+    check(&case, modules, "quantize_nvfp4", seed, &call);
 }
 
-fn check(case: &Case, module: &Module, kernel: &str, seed: u64, call: &dyn std::fmt::Debug) {
-    let right = case.right(module, kernel, seed).unwrap_or_else(|report| panic!("{call:?}: {report}"));
-    assert!(right, "{kernel}: {call:?}: {}", case.difference(module, kernel, seed));
+fn check(case: &Case, modules: &[Module; 2], kernel: &str, seed: u64, call: &dyn std::fmt::Debug) {
+    for module in modules {
+        let target = module.target();
+        let right =
+            case.right(module, kernel, seed).unwrap_or_else(|report| panic!("{target}: {call:?}: {report}"));
+        assert!(right, "{kernel} of {target}: {call:?}: {}", case.difference(module, kernel, seed));
+    }
 }
 
 fn all_calls<S: Element>() {
-    let module = module();
+    let modules = modules();
     let whole = Call {
         size: [0; 2],
         data: Data::Numbers,
@@ -220,21 +228,21 @@ fn all_calls<S: Element>() {
             for stochastic in [false, true] {
                 for data in [Data::Numbers, Data::Special, Data::Infinite] {
                     let call = Call { size, data, tiles, hadamard, stochastic, ..whole };
-                    quantizes::<S>(&module, call, n as u64);
+                    quantizes::<S>(&modules, call, n as u64);
                 }
             }
         }
     }
     let small = Call { size: [33, 50], data: Data::Special, ..whole };
     for copies in [[true, false], [false, true]] {
-        quantizes::<S>(&module, Call { copies, ..small }, 1);
-        quantizes::<S>(&module, Call { copies, tiles: true, ..small }, 2);
-        quantizes::<S>(&module, Call { copies, hadamard: true, stochastic: true, ..small }, 3);
+        quantizes::<S>(&modules, Call { copies, ..small }, 1);
+        quantizes::<S>(&modules, Call { copies, tiles: true, ..small }, 2);
+        quantizes::<S>(&modules, Call { copies, hadamard: true, stochastic: true, ..small }, 3);
     }
     // With an amax that is too small, scales and codes saturate; with one that is too large, they vanish.
     for given in [0.125, 1e6] {
-        quantizes::<S>(&module, Call { given, ..small }, 0);
-        quantizes::<S>(&module, Call { given, tiles: true, stochastic: true, ..small }, 0);
+        quantizes::<S>(&modules, Call { given, ..small }, 0);
+        quantizes::<S>(&modules, Call { given, tiles: true, stochastic: true, ..small }, 0);
     }
 }
 
@@ -270,7 +278,7 @@ fn packed([rows, cols]: [usize; 2], blocks: Blocks) -> (Vec<u8>, Vec<E4M3>) {
     (codes, scales)
 }
 
-fn dequantizes<D: Element>(module: &Module, size: [usize; 2], blocks: Blocks) {
+fn dequantizes<D: Element>(modules: &[Module; 2], size: [usize; 2], blocks: Blocks) {
     let [rows, cols] = size;
     let (codes, scales) = packed(size, blocks);
     // The second decodes values of f16 to infinity and to subnormals, the last of f32 to subnormals.
@@ -282,25 +290,25 @@ fn dequantizes<D: Element>(module: &Module, size: [usize; 2], blocks: Blocks) {
         let case = case.input(floats(&[tensor.encode(), tensor.decode()]));
         let case = case.u32((blocks == Blocks::B16x16).into()).u64(rows).u64(cols);
         let case = case.buffer(None, bytes(&out)).u32(D::DTYPE);
-        check(&case, module, "dequantize_nvfp4", 0, &(size, blocks, D::DTYPE));
+        check(&case, modules, "dequantize_nvfp4", 0, &(size, blocks, D::DTYPE));
     }
 }
 
 #[test]
 fn codes_are_dequantized_to_the_same_bytes() {
-    let module = module();
+    let modules = modules();
     for size in SIZES {
         for blocks in [Blocks::B1x16, Blocks::B16x16] {
-            dequantizes::<f32>(&module, size, blocks);
-            dequantizes::<bf16>(&module, size, blocks);
-            dequantizes::<f16>(&module, size, blocks);
+            dequantizes::<f32>(&modules, size, blocks);
+            dequantizes::<bf16>(&modules, size, blocks);
+            dequantizes::<f16>(&modules, size, blocks);
         }
     }
 }
 
 #[test]
 fn codes_times_scales_are_exact_in_bf16() {
-    let module = module();
+    let modules = modules();
     for (size @ [rows, cols], width) in SIZES.into_iter().zip([8, 16, 64, 192, 263]) {
         for blocks in [Blocks::B1x16, Blocks::B16x16] {
             let (codes, scales) = packed(size, blocks);
@@ -316,14 +324,14 @@ fn codes_times_scales_are_exact_in_bf16() {
             let case = Case::new([2, 1, 1], 256).input(codes).input(scale_bytes(&scales));
             let case = case.u32((blocks == Blocks::B16x16).into()).u64(rows).u64(cols).u64(width);
             let case = case.buffer(None, bytes(&out));
-            check(&case, &module, "nvfp4_scaled_codes", 0, &(size, blocks, width));
+            check(&case, &modules, "nvfp4_scaled_codes", 0, &(size, blocks, width));
         }
     }
 }
 
 #[test]
 fn packed_codes_are_transposed() {
-    let module = module();
+    let modules = modules();
     for size @ [rows, cols] in SIZES.into_iter().chain([[2, 7], [7, 2], [23, 15]]) {
         let (codes, _) = packed(size, Blocks::B1x16);
         let code = |r: usize, c: usize| {
@@ -334,13 +342,13 @@ fn packed_codes_are_transposed() {
         let turned = (0..cols).flat_map(row).map(|(r, c)| code(r, c) | code(r + 1, c) << 4).collect();
         let grid = (rows.div_ceil(128) * cols.div_ceil(128)) as u32;
         let case = Case::new([grid, 1, 1], 256).input(codes.clone()).u64(rows).u64(cols).buffer(None, turned);
-        check(&case, &module, "nvfp4_transpose", 0, &size);
+        check(&case, &modules, "nvfp4_transpose", 0, &size);
     }
 }
 
 #[test]
 fn factors_are_laid_out_for_the_matrix_product() {
-    let module = module();
+    let modules = modules();
     for size @ [rows, depth] in SIZES {
         for blocks in [Blocks::B1x16, Blocks::B16x16] {
             let (_, scales) = packed(size, blocks);
@@ -354,7 +362,26 @@ fn factors_are_laid_out_for_the_matrix_product() {
             let case = Case::new([2, 1, 1], 256).input(scale_bytes(&scales));
             let case = case.u32((blocks == Blocks::B16x16).into()).u64(rows).u64(depth);
             let n = out.len();
-            check(&case.buffer(None, out).u64(n), &module, "nvfp4_factors", 0, &(size, blocks));
+            check(&case.buffer(None, out).u64(n), &modules, "nvfp4_factors", 0, &(size, blocks));
+        }
+    }
+}
+
+#[test]
+fn recorded_factors_are_laid_out_as_recorded() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/nvfp4/layouts.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let modules = modules();
+    for name in ["0", "1", "2"] {
+        let [scales, buffer] = ["", ".out"].map(|end| file.tensor(&format!("{name}{end}")).unwrap());
+        let &[rows, across] = scales.shape() else { panic!("{name}: {:?}", scales.shape()) };
+        let (out, n) = (buffer.data().to_vec(), buffer.data().len());
+        // A last block of which there is one column, and a whole one.
+        for depth in [16 * across - 15, 16 * across] {
+            let case = Case::new([2, 1, 1], 256).input(scales.data().to_vec());
+            let case = case.u32(0).u64(rows).u64(depth).buffer(None, out.clone()).u64(n);
+            check(&case, &modules, "nvfp4_factors", 0, &(name, depth));
         }
     }
 }
@@ -362,5 +389,5 @@ fn factors_are_laid_out_for_the_matrix_product() {
 #[test]
 fn alpha_is_the_product_of_what_decodes() {
     let case = Case::new([1; 3], 32).input(floats(&[4.0, 0.25])).input(floats(&[1e3, 1e-3]));
-    check(&case.buffer(None, floats(&[0.25 * 1e-3, 0.0, 1.0])), &module(), "nvfp4_alpha", 0, &());
+    check(&case.buffer(None, floats(&[0.25 * 1e-3, 0.0, 1.0])), &modules(), "nvfp4_alpha", 0, &());
 }

@@ -23,6 +23,7 @@ cases![
     copies_are_those_of_the_codec: Dtypes,
     copies: Dtypes,
     special_values: Dtypes,
+    special_values_are_alike_at_each_place: Dtypes,
     parts_have_the_bits_of_the_whole: Dtypes,
     each_draw_has_numbers_of_its_own,
     amaxes: Dtypes,
@@ -173,6 +174,38 @@ fn special_values(device: &Device, dtype: DType) -> Outcome {
     Ok(())
 }
 
+/// A special value at each place of a block of a row and of one of a column, blocks of zeros both ways, and nothing but values so small
+/// that their scale is the largest.
+fn special_values_are_alike_at_each_place(device: &Device, dtype: DType) -> Outcome {
+    let shape @ [rows, cols] = [48, 80];
+    for form in FORMS {
+        for special in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0] {
+            let mut random = Random::new(6);
+            let value = |i: usize| {
+                let (row, col) = (i / cols, i % cols);
+                let number = random.normal();
+                match (row / 16, col / 16) {
+                    // At odd places of even rows, too.
+                    (0, 0 | 1) if (row + col / 16) % 16 == col % 16 => special,
+                    (1, _) | (_, 3) => 0.0,
+                    _ => number,
+                }
+            };
+            let values: Vec<f32> = (0..rows * cols).map(value).collect();
+            same_as_cpu(&format!("{dtype} {form:?} {special}"), device, |device| {
+                results(device, &tensor(values.clone(), shape, dtype, device)?, form, true)
+            })?;
+        }
+        // The smallest numbers of the type, which f16 has none of below 2⁻²⁴.
+        let smallest = if dtype == DType::F16 { 2_f32.powi(-24) } else { 2_f32.powi(-133) };
+        let values: Vec<f32> = (0..rows * cols).map(|i| smallest * ((i * 7) % 13) as f32).collect();
+        same_as_cpu(&format!("{dtype} {form:?} {smallest:e}"), device, |device| {
+            results(device, &tensor(values.clone(), shape, dtype, device)?, form, true)
+        })?;
+    }
+    Ok(())
+}
+
 /// Rows and columns of a part of a tensor with amaxes of the whole: what ranks have.
 fn parts_have_the_bits_of_the_whole(device: &Device, dtype: DType) -> Outcome {
     let whole @ [rows, cols] = [64, 80];
@@ -246,6 +279,12 @@ fn amaxes(device: &Device, dtype: DType) -> Outcome {
             })?;
         }
     }
+    // The largest value at each place of a thread's part of a tile.
+    for i in 0..32 {
+        let values = (0..256).map(|at| if at == i / 8 * 16 + i % 8 { -3.0 } else { 1.0 }).collect();
+        let x = tensor(values, [16, 16], dtype, device)?;
+        equal(&format!("place {i}"), ops::nvfp4_amax(&x, false)?.to_vec::<f32>()?, vec![3.0; 2])?;
+    }
     // Tokens whose transform is one number, each of 16 in turn, here and there in a tile.
     for i in 0..16u32 {
         let (rows, cols, col) = (48, 72, i as usize * 37 % 72);
@@ -295,7 +334,10 @@ fn dequantizes(device: &Device) -> Outcome {
 }
 
 fn tiles_are_transposed_on_demand(device: &Device) -> Outcome {
-    for shape @ [rows, cols] in SHAPES {
+    // A thread turns eight rows of eight columns: each count of those that there are, in rows of whole words and others.
+    let parts = (8..16).flat_map(|n| [[n, 32], [32, n], [n, 18], [18, n]]);
+    // A matrix that ends with a thread block's columns, and has another row of them.
+    for shape @ [rows, cols] in SHAPES.into_iter().chain(parts).chain([[130, 128]]) {
         let x = uneven(shape, DType::F32, 6, device)?;
         let rule = Nvfp4Rule { blocks: Blocks::B16x16, ..Nvfp4Rule::default() };
         let both = fp4(ops::quantize(&x, &slot(rule))?)?;

@@ -267,6 +267,62 @@ fn replays_draw_the_masks_of_eager_steps() {
     assert_eq!(recorded.scaling.state().unwrap().dropout.map(|dropout| dropout.scopes), Some(10));
 }
 
+/// Replay n rounds gradients by the numbers of eager step n, and each step by others.
+#[test]
+fn replays_round_gradients_by_the_numbers_of_eager_steps() {
+    let training = || {
+        let mut training = Training::new(fp8_nn::fp8_recipe::Nvfp4::default().into());
+        training.scaling.set_dropout_seed(23).unwrap();
+        training
+    };
+    let queue = |of: &mut Training| -> Result<Tensor> {
+        zero_grad(&mut of.model)?;
+        let mut cx = of.scaling.scope(&of.recipe, &AutocastOptions::default())?;
+        let (loss, saved) = of.model.loss(&mut cx, &of.ids, &of.targets)?;
+        cx.commit()?;
+        let mut cx = of.scaling.backward()?;
+        of.model.loss_backward(&mut cx, saved)?;
+        cx.commit()?;
+        Ok(loss)
+    };
+    let read = |of: &Training, loss: &Tensor| {
+        let grads: Vec<_> = parameters(&of.model).iter().map(|p| bits(p.main_grad())).collect();
+        (loss.item().unwrap().to_bits(), grads)
+    };
+    let (mut eager, mut recorded) = (training(), training());
+    let mut eager_step = || {
+        let loss = queue(&mut eager).unwrap();
+        read(&eager, &loss)
+    };
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let loss = queue(&mut recorded).unwrap();
+        seen.push(read(&recorded, &loss));
+        assert_eq!(seen.last(), Some(&eager_step()));
+    }
+    let (graph, loss) = device().capture(|| queue(&mut recorded)).unwrap();
+    seen.push(read(&recorded, &loss));
+    assert_eq!(seen.last(), Some(&eager_step()), "the recorded step itself");
+    for step in 0..4 {
+        graph.replay().unwrap();
+        seen.push(read(&recorded, &loss));
+        assert_eq!(seen.last(), Some(&eager_step()), "replay {step}");
+    }
+    let all = |training: &Training| everything(&training.model, &training.scaling);
+    assert!(all(&eager) == all(&recorded), "gradients and counts of draws");
+    assert_eq!(recorded.scaling.state().unwrap().dropout.map(|draws| draws.scopes), Some(7));
+    assert!(seen.iter().all(|(loss, _)| *loss == seen[0].0), "forward rounds to nearest");
+    let different: std::collections::BTreeSet<_> = seen.iter().map(|(_, grads)| grads).collect();
+    assert_eq!(different.len(), seen.len(), "equal weights and batches, other numbers");
+
+    // With an optimizer, clipping and batches of their own.
+    let (mut eager, mut recorded) = (training(), training());
+    recorded_beside(&mut eager, &mut recorded, |eager, recorded| {
+        assert_eq!(eager.evaluate(), recorded.evaluate());
+    });
+    assert!(all(&eager) == all(&recorded), "parameters and counts of draws");
+}
+
 #[test]
 fn the_first_draw_is_not_recorded() {
     let slots = fp8_nn::fp8_recipe::GemmSlots::new("fc");

@@ -8,9 +8,14 @@ use std::fmt::Write as _;
 /// Those that the table shows; the first is that of the snapshots.
 pub(super) const ARCHITECTURES: [&str; 4] = ["sm_89", "sm_90a", "sm_100", "sm_120"];
 
+/// Those of them for which kernel files with code for single architectures are compiled as `sm_100a` and `sm_120a`; the first is that
+/// of their second snapshots.
+pub(super) const SPECIFIC_ARCHITECTURES: [&str; 2] = ["sm_100", "sm_120"];
+
 const HEADER: &str = "\
 # Registers, bytes of static shared memory and PTX instructions of each kernel, written by `cargo xtask ptx`.
 # The compiler unrolls differently for later architectures; a `*` marks PTX that is not sm_89's.
+# nvfp4 has code for single architectures: its last columns are those of sm_100a and sm_120a.
 # A `!` at the end marks a file that must not stay so: `cargo xtask ptx` says why.
 ";
 

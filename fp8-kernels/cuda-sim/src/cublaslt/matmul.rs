@@ -58,7 +58,7 @@ fn asked(driver: &Driver, library: u64, operation: u64, layouts: [u64; 4]) -> Ou
         *layout = *find(&driver.blas.layouts, handle)?;
     }
     let [a, b, c, d] = &found;
-    let shape = check(driver.settings.arch, &operation, [a, b, c, d])?;
+    let shape = check(&driver.settings, &operation, [a, b, c, d])?;
     // A kernel is chosen for types and sizes, and for which factors, amax and bias there are; where they are may change.
     let mut hasher = DefaultHasher::new();
     let present =

@@ -4,7 +4,7 @@ use super::operands::{Mods, Result};
 use crate::builder::{Builder, Statement};
 use crate::ir::{Cvt, Op, Rounding, Ty};
 use crate::lanes::{Map, map};
-use crate::numeric::{F16, Round, canonical, from_fp8, narrow, to_bf16, to_fp8};
+use crate::numeric::{F16, Round, canonical, from_fp8, narrow, to_bf16, to_e2m1, to_fp8};
 
 /// `cvt[.round][.ftz][.sat].to.from d, a`, and the packing forms.
 pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
@@ -18,7 +18,7 @@ pub(super) fn cvt(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Resul
         if round != Rounding::Float(Round::Nearest) {
             return s.unknown();
         }
-        return to_codes(b, m, s);
+        return if m.take("e2m1x2") { to_e2m1_codes(b, m, s) } else { to_codes(b, m, s) };
     }
     let nearest = round == Rounding::Float(Round::Nearest);
     if let Some(e4m3) = m.one_of(&[("bf16x2", None), ("f16x2", Some(()))]) {
@@ -131,6 +131,27 @@ fn to_codes(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> 
         }
         _ => s.unknown(),
     }
+}
+
+/// `cvt.rn.satfinite.e2m1x2.f32 d, a, b`: `a` in the upper half of a byte.
+fn to_e2m1_codes(b: &mut Builder, m: &mut Mods<'_>, s: &Statement<'_>) -> Result<Op> {
+    if m.ty() != Some(Ty::F32) {
+        return s.unknown();
+    }
+    if !converts_to_e2m1(&b.target) {
+        return s.error(format!(
+            "target {} has no conversion to E2M1: sm_100a, sm_103a, sm_110a, sm_120a, sm_121a or their `f` targets have it",
+            b.target
+        ));
+    }
+    let run: Map = map!(w = w, w; every |x, y| to_e2m1(f32::from_bits(x)) << 4 | to_e2m1(f32::from_bits(y)));
+    s.map(b, run, Ty::B8, &[Ty::F32, Ty::F32])
+}
+
+/// Whether the target is one of one architecture or one family of those that convert to E2M1. The assembler refuses plain ones.
+fn converts_to_e2m1(target: &str) -> bool {
+    let number = target.strip_suffix(['a', 'f']).and_then(|target| target.strip_prefix("sm_"));
+    matches!(number, Some("100" | "103" | "110" | "120" | "121"))
 }
 
 /// `cvt.rn.{bf16x2,f16x2}.f32 d, a, b` (`a` in the upper half) and `cvt.rn.f16x2.{e4m3x2,e5m2x2} d, a`.

@@ -32,8 +32,13 @@ pub(crate) fn params(kernel: &ptx_interp::Kernel, args: &[Arg]) -> Vec<u8> {
 
 /// A module of one body: `(.param .u64 k_param_0, …)` for each of `pointers`, then scalars.
 pub(crate) fn module(body: &str) -> String {
+    module_for("sm_90", body)
+}
+
+/// A [`module`] for another target.
+pub(crate) fn module_for(target: &str, body: &str) -> String {
     format!(
-        ".version 9.0\n.target sm_90\n.address_size 64\n.extern .shared .align 16 .b8 dyn[];\n\
+        ".version 9.0\n.target {target}\n.address_size 64\n.extern .shared .align 16 .b8 dyn[];\n\
          .visible .entry k(\n.param .u64 k_param_0,\n.param .u64 k_param_1\n)\n{{\n\
          .reg .pred %p<20>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<40>;\n.reg .f32 %f<40>;\n.reg .b64 %rd<20>;\n.reg .f64 %fd<10>;\n\
          ld.param.u64 %rd1, [k_param_0];\nld.param.u64 %rd2, [k_param_1];\nmov.u32 %r1, %tid.x;\n\
@@ -66,8 +71,18 @@ pub(crate) fn run_seeded(
     outputs: usize,
     seed: u64,
 ) -> Result<Vec<u32>, Box<Report>> {
-    let text = module(body);
-    let module = Module::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+    run_text(&module(body), input, block, outputs, seed)
+}
+
+/// Runs the kernel `k` of a module's text like [`run_words`].
+pub(crate) fn run_text(
+    text: &str,
+    input: &[u32],
+    block: u32,
+    outputs: usize,
+    seed: u64,
+) -> Result<Vec<u32>, Box<Report>> {
+    let module = Module::parse(text).unwrap_or_else(|error| panic!("{error}"));
     let kernel = module.kernel("k").unwrap();
     let memory = Memory::new();
     let x = memory.allocate(input.len() * 4, "x");

@@ -7,7 +7,7 @@
 //! | `gemm` | one of the three products of a Linear under one recipe | within a multiple of the recorded bound |
 //! | `hadamard` | the transform of the rows of one type; its matrix | bit for bit |
 //! | `stochastic` | the codes of all values with their bytes; the bytes of one seed | bit for bit |
-//! | `layouts` | one entry of the file's `cases` | not compared; counted |
+//! | `layouts` | one entry of the file's `cases` | counted: the test `recorded_factors_are_laid_out_as_recorded` of ptx-interp compares them |
 //!
 //! Any other kind is an error.
 

@@ -1,10 +1,11 @@
 //! The destination of sums whose operands have factors for rows or blocks, and what a product needs besides the library's call.
 
+use super::cublaslt::Type;
 use super::gemm::{Term, address, adds_to_fp8, finish, finish_into, type_of};
 use super::product::{Places, Product};
 use super::{Buffer, Gpu, Grid, In, Out, dtype_number, kernels};
 use crate::ops::{Terms, Update};
-use crate::{DType, Result};
+use crate::{DType, Error, Result};
 
 /// `CUBLAS_STATUS_NOT_SUPPORTED`: no kernel for a product.
 pub(super) const NOT_SUPPORTED: i32 = 15;
@@ -15,7 +16,7 @@ pub(super) enum Place<'a> {
     Into(&'a Buffer, Update),
 }
 
-/// The library's product and what it cannot do: a bias that it would round, the output without padding. `product` has an output in
+/// The library's product and what it cannot do: terms that it would round or refuses, the output without padding. `product` has an output in
 /// f32, which may be another one in the end; `[m, n]` are the extents without padding.
 pub(super) fn run(
     gpu: &Gpu,
@@ -40,27 +41,43 @@ pub(super) fn run(
             Ok(None)
         }
         Place::New { terms, dtype } => {
-            let is_direct = !is_padded && adds_to_fp8(terms, *dtype);
-            let kind = if is_direct { *dtype } else { DType::F32 };
-            let own = if is_direct { *terms } else { Terms::default() };
-            let product = Product {
-                out: type_of(kind),
-                addend: own.addend.is_some(),
-                bias: own.bias.map(|bias| type_of(bias.dtype())),
-                ..product
-            };
-            let y = gpu.alloc(kind, product.m.saturating_mul(product.n))?;
-            let (addend, bias) = (address(op, own.addend)?, address(op, own.bias)?);
-            let places = Places { out: y.ptr(), addend, bias, ..places };
-            // SAFETY: operands and factors of the product's extents, types and layouts, an output made for it, an addend of
-            // its type and extents, a bias of n values.
-            unsafe { gpu.matmul(op, &product, &places) }?;
-            if is_direct {
-                return Ok(Some(y));
+            // Products of FP4 have outputs in bf16 and f32.
+            let has_output = product.left != Type::E2m1 || *dtype != DType::F16;
+            if !is_padded && has_output && adds_to_fp8(terms, *dtype) {
+                match new_output(gpu, op, product, places, *terms, *dtype) {
+                    // Some GPUs multiply FP4 operands but refuse the bias: NVIDIA/CUDALibrarySamples issue 303.
+                    Err(Error::Gemm { code: NOT_SUPPORTED, .. }) if !terms.are_none() => {}
+                    done => return done.map(Some),
+                }
             }
+            let y = new_output(gpu, op, product, places, Terms::default(), DType::F32)?;
             finish(gpu, op, &y, product.n, terms, [m, n], *dtype).map(Some)
         }
     }
+}
+
+/// Returns the output of the library's product, in `dtype`, with terms that the library adds.
+fn new_output(
+    gpu: &Gpu,
+    op: &'static str,
+    product: Product,
+    places: Places,
+    terms: Terms<'_>,
+    dtype: DType,
+) -> Result<Buffer> {
+    let product = Product {
+        out: type_of(dtype),
+        addend: terms.addend.is_some(),
+        bias: terms.bias.map(|bias| type_of(bias.dtype())),
+        ..product
+    };
+    let y = gpu.alloc(dtype, product.m.saturating_mul(product.n))?;
+    let (addend, bias) = (address(op, terms.addend)?, address(op, terms.bias)?);
+    let places = Places { out: y.ptr(), addend, bias, ..places };
+    // SAFETY: operands and factors of the product's extents, types and layouts, an output made for it, an addend of its type and
+    // extents, a bias of n values.
+    unsafe { gpu.matmul(op, &product, &places) }?;
+    Ok(y)
 }
 
 /// Multiplies sums, in rows `ld` apart, by a factor for each row of the left operand and for each of the right one, or by the only

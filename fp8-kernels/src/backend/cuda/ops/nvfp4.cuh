@@ -10,6 +10,14 @@
 #define ABS_BITS 0x7fffffffu
 #define EXPONENT_BITS 0x7f800000u
 
+// Whether the target converts to E2M1 itself: those of one architecture or one family do, from sm_100 on. NVRTC 12.8 defines only the
+// later names.
+#if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000 || defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define CONVERTS_TO_E2M1 1
+#else
+#define CONVERTS_TO_E2M1 0
+#endif
+
 // ---- E2M1 and E4M3 without the conversions that only newer GPUs have ----
 
 // The code of a magnitude that is at most the format's largest value, to nearest, ties to even. The sum rounds at the format's last
@@ -51,17 +59,34 @@ __device__ __forceinline__ u32 stochastic_code(float v, u32 byte) {
     return (((fixed + byte) >> 8) + 2 * binade) | sign_of_code(bits);
 }
 
+// The nearest codes of eight values, in memory order.
+__device__ __forceinline__ u32 nearest_codes8(const float v[8]) {
+    u32 codes = 0;
+#if CONVERTS_TO_E2M1
+    // The first operand becomes the high half of a byte.
+    asm("{ .reg .b8 c<4>; "
+        "cvt.rn.satfinite.e2m1x2.f32 c0, %2, %1; cvt.rn.satfinite.e2m1x2.f32 c1, %4, %3; "
+        "cvt.rn.satfinite.e2m1x2.f32 c2, %6, %5; cvt.rn.satfinite.e2m1x2.f32 c3, %8, %7; "
+        "mov.b32 %0, {c0, c1, c2, c3}; }"
+        : "=r"(codes)
+        : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+#else
+#pragma unroll
+    for (int k = 0; k < 8; k++) codes |= nearest_code(v[k]) << (4 * k);
+#endif
+    return codes;
+}
+
 // The codes of eight values times a factor, in memory order. `words` are the eight bytes that round them where `is_random`.
 __device__ __forceinline__ u32 fp4_codes8(const float v[8], float factor, int is_random, const u32 words[2]) {
+    float scaled[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) scaled[k] = v[k] * factor;
+    if (!is_random) return nearest_codes8(scaled);
     u32 codes = 0;
-    if (is_random) {
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            codes |= stochastic_code(v[k] * factor, words[k / 4] >> (8 * (k % 4)) & 0xffu) << (4 * k);
-        }
-    } else {
-#pragma unroll
-        for (int k = 0; k < 8; k++) codes |= nearest_code(v[k] * factor) << (4 * k);
+    for (int k = 0; k < 8; k++) {
+        codes |= stochastic_code(scaled[k], words[k / 4] >> (8 * (k % 4)) & 0xffu) << (4 * k);
     }
     return codes;
 }

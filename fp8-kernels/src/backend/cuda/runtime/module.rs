@@ -15,6 +15,17 @@ use std::time::Instant;
 /// everywhere.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-lineinfo"];
 
+/// The macro by which a program finds instructions that only targets of one architecture or one family have. No other program contains
+/// it.
+const SPECIFIC: &str = "__CUDA_ARCH_FAMILY_SPECIFIC__";
+
+/// Returns the architecture that the compiler is asked for. The result is only for this GPU in any case, so a program that asks for
+/// instructions of one architecture alone gets them; `a` targets are known to every compiler that knows their GPU.
+fn target(program: &str, (major, minor): (i32, i32)) -> String {
+    let is_specific = major >= 10 && program.contains(SPECIFIC);
+    format!("sm_{major}{minor}{}", if is_specific { "a" } else { "" })
+}
+
 /// Returns the file name that the compiler and its messages use for the program.
 fn file_name(source: &dyn KernelFile) -> String {
     format!("{}.cu", source.stem())
@@ -123,9 +134,8 @@ impl Modules {
             Ok(nvrtc) => nvrtc,
             Err(missing) => return Ok(snapshot(source, missing.clone())),
         };
-        let (major, minor) = context.capability();
-        let arch = format!("sm_{major}{minor}");
         let program = source.program();
+        let arch = target(&program, context.capability());
         let options: Vec<String> =
             std::iter::once(format!("-arch={arch}")).chain(OPTIONS.map(str::to_owned)).collect();
         // Without a version nothing says which compiler a kept kernel came from: none is used or kept.
@@ -184,5 +194,20 @@ fn parameters(function: sys::CUfunction) -> Result<Vec<usize>, result::DriverErr
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(sizes),
             status => return Err(result::DriverError(status)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_with_instructions_of_one_architecture_are_compiled_for_it() {
+        let program = format!("#if {SPECIFIC} >= 1000\n#endif");
+        let targets = [(8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)];
+        let specific = targets.map(|capability| target(&program, capability));
+        assert_eq!(specific, ["sm_89", "sm_90", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]);
+        let plain = targets.map(|capability| target("", capability));
+        assert_eq!(plain, ["sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"]);
     }
 }
