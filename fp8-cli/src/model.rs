@@ -180,7 +180,7 @@ impl ModelOptions {
     /// Describes how the model computes, in a short text: `f32, recipe off, cpu`.
     pub(crate) fn arithmetic(&self, loaded: &Loaded) -> String {
         let recipe = match (&self.recipe, &loaded.folder.config.quantization) {
-            (RecipeName::Off, Some(_)) => "recipe off, FP8 weights dequantized".to_owned(),
+            (RecipeName::Off, Some(_)) => "recipe off, weights dequantized".to_owned(),
             (RecipeName::Checkpoint, Some(quantization)) => as_stored(&loaded.folder, quantization),
             (RecipeName::Checkpoint | RecipeName::Off, None) => "recipe off".to_owned(),
             (_, quantization) => {
@@ -191,7 +191,7 @@ impl ModelOptions {
                 let mut text = format!("recipe {}", shortened(&name));
                 text += without_history(&loaded.recipe);
                 if quantization.is_some() {
-                    text += ", FP8 weights dequantized first";
+                    text += ", weights dequantized first";
                 }
                 text
             }

@@ -264,8 +264,8 @@ fn the_arithmetic_is_described_in_few_words() {
             "eval fp8",
             "f32, FP8 weights as stored, one scale per channel; inputs dynamic, by token; 7 projections not quantized, cpu",
         ),
-        ("eval fp8 --recipe off", "f32, recipe off, FP8 weights dequantized, cpu"),
-        ("eval fp8 --recipe deepseek", "f32, recipe deepseek, FP8 weights dequantized first, cpu"),
+        ("eval fp8 --recipe off", "f32, recipe off, weights dequantized, cpu"),
+        ("eval fp8 --recipe deepseek", "f32, recipe deepseek, weights dequantized first, cpu"),
     ] {
         let value = json(place.path(), &format!("{line} --text text.txt --windows 1 --json"));
         assert_eq!(value["arithmetic"].as_str(), Some(expected), "{line}");

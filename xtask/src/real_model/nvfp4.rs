@@ -11,9 +11,9 @@ use std::process::Command;
 /// The text that finds the largest inputs.
 const TEXT: &str = "fp8-cli/data/shakespeare.txt";
 /// The perplexity of the weights that `fp8 quantize` writes, computed with torch from what compressed-tensors reads.
-const WEIGHTS: f64 = 0.0;
+const WEIGHTS: f64 = 21.639;
 /// The largest allowed increase of the perplexity with inputs in NVFP4 over that of f32, as a fraction.
-const WITH_INPUTS: f64 = 0.5;
+const WITH_INPUTS: f64 = 0.6;
 /// The bytes of quantized weights, and of the whole model with the rest in bf16, as fractions of those in f32.
 const LINEARS: f64 = 0.142;
 const WHOLE: f64 = 0.22;
