@@ -138,7 +138,7 @@ mod tests {
             (&["quantize", "a", "b"], "--scheme <SCHEME> is missing; --help has an example"),
             (
                 &["quantize", "a", "b", "--scheme", "int4"],
-                "--scheme int4: unknown; the known ones are tensor, channel, block128, vllm",
+                "--scheme int4: unknown; the known ones are tensor, channel, block128, vllm, nvfp4, nvfp4a16",
             ),
             (
                 &["quantize", "a", "b", "--scheme", "tensor", "--threads", "0"],

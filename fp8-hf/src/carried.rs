@@ -1,15 +1,17 @@
 //! The files of a folder that are copied when it is written: tokenizer, chat templates, generation, licence.
 
 use super::files::unreadable;
-use super::folder::CONFIG;
+use super::folder::{CONFIG, HF_QUANT_CONFIG};
 use crate::{Error, Result};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The ends of the names of weights, which are not copied.
-const WEIGHTS: [&str; 15] = [
+/// The ends of the names of weights, which are not copied, and the file with ModelOpt's description of their quantization: the
+/// configuration has it, too.
+const WEIGHTS: [&str; 16] = [
+    HF_QUANT_CONFIG,
     ".safetensors",
     ".safetensors.index.json",
     ".bin",

@@ -5,7 +5,7 @@ mod quantization;
 mod rope;
 pub(super) mod text;
 
-pub(crate) use quantization::GROUP;
+pub(crate) use quantization::{GROUP, of_modelopt as modelopt};
 pub use quantization::{InputScales, QuantMethod, Quantization, WeightScales};
 pub use rope::{Rope, RopeScaling};
 

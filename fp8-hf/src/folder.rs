@@ -1,9 +1,9 @@
 //! A Hugging Face folder: configuration and weights that fit each other.
 
-use super::config::{Config, InputScales, QuantMethod, Quantization, WeightScales};
+use super::config::{self, Config, InputScales, QuantMethod, Quantization, WeightScales};
 use super::family::{Family, HEAD, TensorSpec};
 use super::files::{exists, read_text, unreadable};
-use super::packed::{PACKED, Packed};
+use super::packed::{PACKED, Packed, PackedTensors};
 use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
 use fp8_nn::checkpoint;
@@ -14,6 +14,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 pub(super) const CONFIG: &str = "config.json";
+/// The file in which older versions of ModelOpt describe the quantization that `config.json` does not mention.
+pub(super) const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
 const GENERATION: &str = "generation_config.json";
 /// The remedy for an output projection in a tied model's files that is not the embedding.
 pub(super) const UNTIE: &str = "set tie_word_embeddings to false, or remove the tensor";
@@ -52,7 +54,7 @@ pub(super) struct Scales {
 }
 
 impl Folder {
-    /// Opens the folder at `path`: reads `config.json` and `generation_config.json` and the headers of the weights, and checks
+    /// Opens the folder at `path`: reads `config.json`, `generation_config.json` and `hf_quant_config.json` and the headers of the weights, and checks
     /// that every tensor of the model is there, with its shape, and no other.
     ///
     /// # Errors
@@ -80,6 +82,12 @@ impl Folder {
             let text = read_text(&generation)?;
             let read = config.override_by_generation(&text);
             read.map_err(|problem| Error::File { path: generation, problem })?;
+        }
+        let modelopt = path.join(HF_QUANT_CONFIG);
+        if config.quantization.is_none() && exists(&modelopt) {
+            let text = read_text(&modelopt)?;
+            let problem = |problem| Error::File { path: modelopt, problem };
+            config = config.with_quantization(Some(&config::modelopt(&text).map_err(problem)?))?;
         }
         let weights = Weights::open(path)?;
         Self::new(path, config, weights).map_err(problem)
@@ -155,7 +163,15 @@ impl Folder {
         name: &str,
         expected: &mut BTreeSet<String>,
     ) -> Result<(), String> {
-        if self.check_packed(spec, name, expected)? {
+        if let Some(quantization) = &self.config.quantization
+            && let Some(found) = PackedTensors::find(&self.weights, quantization, spec, name)?
+        {
+            let PackedTensors { scale, input, packed } = found;
+            expected.extend([packed.codes.clone(), scale.clone(), packed.tensor_scale.clone()]);
+            expected.extend(input.clone());
+            let granularity = WeightScales::TensorGroup;
+            let scales = Scales { weight: scale, input, granularity, packed: Some(packed) };
+            self.quantized.insert(name.to_owned(), scales);
             return Ok(());
         }
         let info = self.weights.info(name);
@@ -291,6 +307,23 @@ impl Folder {
             Some(old) if self.old_names => old,
             _ => name,
         }
+    }
+
+    /// Returns the name of the weight whose codes are in this tensor of the files, or the name itself.
+    pub(super) fn logical<'a>(&'a self, stored: &'a str) -> &'a str {
+        let name = stored.strip_suffix("_packed").and_then(|name| self.quantized.get_key_value(name));
+        name.filter(|(_, scales)| scales.packed.is_some()).map_or(stored, |(name, _)| name)
+    }
+
+    /// Returns the names of all tensors, with those of weights in place of their codes'.
+    pub(super) fn logical_names(&self) -> impl Iterator<Item = &str> {
+        self.weights.names().map(|name| self.logical(name))
+    }
+
+    /// Returns the tensor of the files with the codes of a weight, or the weight itself.
+    pub(super) fn codes_of<'a>(&'a self, name: &'a str) -> &'a str {
+        let packed = self.quantized.get(name).and_then(|scales| scales.packed.as_ref());
+        packed.map_or(name, |packed| &packed.codes)
     }
 
     /// Returns the folder's path.

@@ -188,7 +188,7 @@ pub(super) struct Part {
     pub(super) shape: Vec<usize>,
 }
 
-/// What compressed-tensors writes of codes.
+/// The codes as compressed-tensors describes them.
 struct Codes {
     format: &'static str,
     bits: usize,

@@ -3,10 +3,11 @@
 use super::config::{GROUP, WeightScales};
 use super::folder::{Folder, Scales, is_float, is_of_cache};
 use super::jobs;
+use super::packed::Packed;
 use super::targets::float;
 use super::weights::{WeightInfo, Weights};
 use crate::{Error, Result};
-use fp8_format::{E4M3, E5M2, E8M0, TensorScale, slice};
+use fp8_format::{Blocks, E4M3, E5M2, E8M0, TensorScale, slice};
 use fp8_kernels::DType;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -234,6 +235,47 @@ impl Folder {
                 )))
             }
         }
+    }
+
+    /// Reads the factors of a whole weight in NVFP4.
+    pub(super) fn tensor_scale(&self, packed: &Packed) -> Result<TensorScale> {
+        Ok(packed.factors(self.scales(&packed.tensor_scale)?.first().copied().unwrap_or(1.0)))
+    }
+
+    /// Reads the bytes of rows of a weight's codes in NVFP4.
+    pub(super) fn packed_rows(&self, packed: &Packed, rows: &Range<usize>) -> Result<Vec<u8>> {
+        let missing = || self.problem(format!("there is no tensor `{}`", packed.codes));
+        let info = self.weights.info(&packed.codes).ok_or_else(missing)?;
+        read_rows(&self.weights, &packed.codes, info, rows)
+    }
+
+    /// Reads the scales of the blocks of rows of a weight in NVFP4. One that is negative or NaN is an error.
+    pub(super) fn group_scales(&self, name: &str, rows: &Range<usize>) -> Result<Vec<E4M3>> {
+        let info = self.info(name)?;
+        let scales: Vec<E4M3> =
+            read_rows(&self.weights, name, info, rows)?.into_iter().map(E4M3::from_bits).collect();
+        match scales.iter().position(|scale| scale.to_f32() < 0.0 || scale.to_f32().is_nan()) {
+            None => Ok(scales),
+            Some(at) => Err(self.problem(format!(
+                "`{name}` is {} at element {}: expected scales that are 0 or positive",
+                scales[at],
+                rows.start * info.matrix()[1] + at
+            ))),
+        }
+    }
+
+    /// Reads rows of a weight in NVFP4 as f32: (code · scale) · factor.
+    fn packed_values(&self, scales: &Scales, packed: &Packed, rows: &Range<usize>) -> Result<Vec<f32>> {
+        let cols = packed.info.shape[1];
+        let codes = self.packed_rows(packed, rows)?;
+        let groups = self.group_scales(&scales.weight, rows)?;
+        let tensor = self.tensor_scale(packed)?;
+        let mut values = vec![0.0; rows.len() * cols];
+        // The lengths fit, which is all that this checks.
+        let read =
+            slice::dequantize_nvfp4(&codes, rows.len(), cols, Blocks::B1x16, &groups, tensor, &mut values);
+        read.map_err(|error| self.problem(format!("`{}`: {error}", packed.codes)))?;
+        Ok(values)
     }
 }
 

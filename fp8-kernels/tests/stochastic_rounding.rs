@@ -18,13 +18,13 @@ const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 /// The number of standard deviations that a sum may be off.
 const DEVIATIONS: f64 = 4.0;
 
-/// What draws add up to, and what the rule expects of them. All are in steps between two codes.
+/// Sums over draws, and those that the rule expects. All are in steps between two codes.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     count: f64,
-    /// Of how far magnitudes are from those before they were rounded.
+    /// The sum of how far magnitudes are from those before they were rounded.
     errors: f64,
-    /// Of how far magnitudes are from what is expected of them.
+    /// The sum of how far magnitudes are from what is expected of them.
     residuals: f64,
     squares: f64,
     /// The expected value of `squares`, and its variance.

@@ -66,7 +66,7 @@ pub(crate) fn run(options: &RealModel) -> Result {
     let expected = Expected::read(&root().join(EXPECTED))?;
     let mut table = Table::default();
     let base = programs.run(&expected, &f32_model, &bf16_model, &mut table)?;
-    programs.nvfp4(&root(), &root().join(NVFP4), &f32_model, base, &mut table)?;
+    programs.nvfp4(root(), &root().join(NVFP4), &f32_model, base, &mut table)?;
     programs.adapters(&root().join(ADAPTER), &f32_model, &mut table)?;
     let text = table.markdown(options.windows.clamp(1, WINDOWS) == WINDOWS);
     println!("\n{text}");

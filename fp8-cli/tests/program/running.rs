@@ -155,7 +155,9 @@ fn a_model_in_4_bits_is_written_inspected_evaluated_and_generates() {
     assert_eq!(text("")["tokens"], text("")["tokens"]);
     // Codes and scales are what is in memory.
     let weights = |model: &str, options: &str| {
-        json(place.path(), &format!("generate {model} --prompt The --json{options}"))["weight_bytes"].as_u64().unwrap()
+        json(place.path(), &format!("generate {model} --prompt The --json{options}"))["weight_bytes"]
+            .as_u64()
+            .unwrap()
     };
     let linears = file.iter().filter(|(name, _)| name.ends_with(".weight_packed"));
     let values: usize = linears.map(|(_, tensor)| 2 * tensor.2.len()).sum();

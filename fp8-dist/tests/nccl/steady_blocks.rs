@@ -99,7 +99,7 @@ fn recorded_gathers_with_block_scales_are_those_of_one_device() {
     rig.finish();
 }
 
-/// Of ranks whose rows are whole blocks or not, rounded to nearest and stochastically.
+/// Tries ranks whose rows are whole blocks or not, rounded to nearest and stochastically.
 #[test]
 fn recorded_gathers_in_nvfp4_are_those_of_one_device() {
     let rig = Rig::new();

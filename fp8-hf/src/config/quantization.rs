@@ -151,6 +151,17 @@ fn fp8(fields: Fields<'_>) -> Result<Quantization, String> {
     Ok(Quantization { method: QuantMethod::Fp8, weights, inputs, power_2_scales, ignored })
 }
 
+/// Returns the `quantization_config` that `text`, an `hf_quant_config.json` of ModelOpt, describes.
+pub(crate) fn of_modelopt(text: &str) -> Result<Value, String> {
+    let map = crate::json::object(text)?;
+    let Some(fields) = Fields::new(&map, "").object("quantization")? else {
+        return Err("`quantization` is missing: expected what ModelOpt writes".into());
+    };
+    let mut fields = fields.clone();
+    fields.insert("quant_method".into(), "modelopt".into());
+    Ok(fields.into())
+}
+
 /// Reads what ModelOpt writes: `config.json` has groups as compressed-tensors does, or the fields of `hf_quant_config.json`.
 fn modelopt(fields: Fields<'_>) -> Result<Quantization, String> {
     if fields.text("quant_algo")? != Some("NVFP4") {
@@ -229,37 +240,30 @@ fn compressed_tensors(fields: Fields<'_>) -> Result<Quantization, String> {
             );
         }
     };
-    let inputs = match group.object("input_activations")? {
-        None => InputScales::None,
-        Some(inputs) => {
-            let path = group.path_of("input_activations");
-            let inputs = Fields::new(inputs, &path);
-            expect_floats(inputs, bits)?;
-            if bits == 4 {
-                expect_groups(inputs)?;
-            }
-            match (
-                // In NVFP4 the scales of groups are dynamic, and the factor of the tensor is not: "local".
-                bits == 8 && inputs.flag("dynamic")?.unwrap_or(false),
-                inputs.text("strategy")?,
-                inputs.size("group_size")?,
-            ) {
-                _ if bits == 4 => InputScales::TensorGroup,
-                (false, Some("tensor"), _) => InputScales::Static,
-                (true, Some("tensor"), _) => InputScales::Tensor,
-                (true, Some("token"), _) => InputScales::Token,
-                (true, Some("group"), Some(width)) if width > 0 => InputScales::Group(width),
-                _ => {
-                    return Err(
-                        inputs.wrong("strategy", "\"tensor\", or with dynamic \"token\" or \"group\"")
-                    );
-                }
-            }
-        }
-    };
+    let inputs = compressed_inputs(group, bits)?;
     let ignored = fields.texts("ignore")?;
     let method = QuantMethod::CompressedTensors;
     Ok(Quantization { method, weights: scales, inputs, power_2_scales: false, ignored })
+}
+
+/// Reads how compressed-tensors quantizes inputs.
+fn compressed_inputs(group: Fields<'_>, bits: usize) -> Result<InputScales, String> {
+    let Some(inputs) = group.object("input_activations")? else { return Ok(InputScales::None) };
+    let path = group.path_of("input_activations");
+    let inputs = Fields::new(inputs, &path);
+    expect_floats(inputs, bits)?;
+    if bits == 4 {
+        // The scales of groups are found when the model runs, and the factor of the tensor is in the file: `dynamic` is "local".
+        expect_groups(inputs)?;
+        return Ok(InputScales::TensorGroup);
+    }
+    match (inputs.flag("dynamic")?.unwrap_or(false), inputs.text("strategy")?, inputs.size("group_size")?) {
+        (false, Some("tensor"), _) => Ok(InputScales::Static),
+        (true, Some("tensor"), _) => Ok(InputScales::Tensor),
+        (true, Some("token"), _) => Ok(InputScales::Token),
+        (true, Some("group"), Some(width)) if width > 0 => Ok(InputScales::Group(width)),
+        _ => Err(inputs.wrong("strategy", "\"tensor\", or with dynamic \"token\" or \"group\"")),
+    }
 }
 
 const PLAIN_CACHE: &str = "null, which keeps the KV cache in high precision: a cache in FP8 is not supported";

@@ -154,6 +154,40 @@ fn names_of_modelopt_are_read() {
     assert_eq!(weight.tensor_scale.unwrap().decode(), dec);
 }
 
+#[test]
+fn the_file_of_older_modelopt_describes_a_folder_whose_configuration_does_not() {
+    let place = tempfile::tempdir().unwrap();
+    let [ours, theirs, saved] = ["ours", "theirs", "saved"].map(|name| place.path().join(name));
+    quantize(&original(place.path()), &ours, Scheme::Nvfp4);
+    as_modelopt(&ours, &theirs);
+    change(&theirs.join("config.json"), &json!({ "quantization_config": null }));
+    let file = theirs.join("hf_quant_config.json");
+    let describe = |quantization: Value| {
+        let all =
+            json!({"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": quantization});
+        std::fs::write(&file, all.to_string()).unwrap();
+        Folder::open(&theirs)
+    };
+    let good = json!({"quant_algo": "NVFP4", "kv_cache_quant_algo": null, "group_size": 16, "exclude_modules": ["lm_head"]});
+    let folder = describe(good).unwrap();
+    assert_eq!(folder.config.quantization.as_ref().unwrap().method, QuantMethod::ModelOpt);
+    let name = format!("{LAYER}.weight");
+    let values = folder.values(&name).unwrap();
+    // A folder that is written has one description of its tensors.
+    let model = folder.load(&LoadOptions::default(), &Device::cpu()).unwrap();
+    folder.save_model(&saved, &model, None).unwrap();
+    assert!(!saved.join("hf_quant_config.json").exists());
+    assert_eq!(bits(&Folder::open(&saved).unwrap().values(&name).unwrap()), bits(&values));
+    let text = describe(json!({"quant_algo": "W4A8_AWQ"})).unwrap_err().to_string();
+    assert!(text.contains("`quantization_config.quant_algo` is \"W4A8_AWQ\": expected \"NVFP4\""), "{text}");
+    std::fs::write(&file, "{}").unwrap();
+    let text = Folder::open(&theirs).unwrap_err().to_string();
+    assert!(
+        text.ends_with("hf_quant_config.json: `quantization` is missing: expected what ModelOpt writes"),
+        "{text}"
+    );
+}
+
 /// The codes, scales and factor of matrices that share an amax, by the formula and nothing else.
 fn by_hand(matrices: &[&[f32]], cols: usize) -> (Vec<Vec<u8>>, Vec<Vec<u8>>, f32) {
     let amax = matrices.iter().flat_map(|matrix| matrix.iter()).fold(0f32, |amax, x| amax.max(x.abs()));

@@ -33,9 +33,17 @@ struct Weights {
 
 impl Programs {
     /// Quantizes `model` (f32) with inputs in high precision and in NVFP4, and compares.
-    pub(super) fn nvfp4(&self, root: &Path, script: &Path, model: &Path, base: f64, table: &mut Table) -> Result {
+    pub(super) fn nvfp4(
+        &self,
+        root: &Path,
+        script: &Path,
+        model: &Path,
+        base: f64,
+        table: &mut Table,
+    ) -> Result {
         fs::create_dir_all(&self.work)?;
-        let [a16, both, theirs] = ["nvfp4a16", "nvfp4", "compressed-tensors"].map(|name| self.work.join(name));
+        let [a16, both, theirs] =
+            ["nvfp4a16", "nvfp4", "compressed-tensors"].map(|name| self.work.join(name));
         output(Command::new(&self.fp8).arg("quantize").arg(model).arg(&a16).args(["--scheme", "nvfp4a16"]))?;
         let mut quantize = Command::new(&self.fp8);
         quantize.arg("quantize").arg(model).arg(&both).args(["--scheme", "nvfp4", "--calibrate"]);
@@ -86,9 +94,10 @@ impl Programs {
         let Some(python) = &self.python else { return Ok(()) };
         output(Command::new(python).arg(script).arg("write").arg(model).args([ours, theirs]))?;
         let of_theirs = self.eval(theirs, &[])?;
-        for (name, folder, found) in
-            [("… read by compressed-tensors", ours, found), ("… written by compressed-tensors", theirs, &of_theirs)]
-        {
+        for (name, folder, found) in [
+            ("… read by compressed-tensors", ours, found),
+            ("… written by compressed-tensors", theirs, &of_theirs),
+        ] {
             let mut peer = Command::new(python);
             peer.arg(script).arg("loss").arg(model).arg(folder).arg(&self.ids).arg(self.windows.to_string());
             let Loss { loss, version } = json(&mut peer)?;

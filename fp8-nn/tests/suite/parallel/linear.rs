@@ -159,7 +159,7 @@ fn with_blocks_that_no_cut_splits_parts_have_the_bits_of_slices() {
     }
 }
 
-/// Where parts have the amaxes of the whole. Stochastically rounded gradients draw the numbers that they have in the whole.
+/// Parts have the amaxes of the whole here. Stochastically rounded gradients draw the numbers that they have in the whole.
 #[test]
 fn in_nvfp4_parts_have_the_bits_of_slices() {
     let nearest = Nvfp4 { disable_rht: true, disable_stochastic_rounding: true, ..Default::default() };
