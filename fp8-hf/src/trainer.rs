@@ -244,6 +244,8 @@ impl Trainer {
         let mut gradients = None;
         if let Some(TrainRanks { mesh, .. }) = exchange.ranks() {
             scaling.set_group(mesh.amax_group());
+            // Replicas round gradients stochastically with numbers of their own.
+            scaling.set_replica(mesh.dp().rank());
             gradients = Some(Gradients::new(&model, mesh.dp().clone(), GradientsOptions::default())?);
         }
         let factor = LossScale::new(&LossScaleState { scale: 1.0, ..Default::default() }, device)?;

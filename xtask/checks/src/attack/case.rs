@@ -238,6 +238,9 @@ impl<'a> Case<'a> {
 
     /// Codes in both layouts, and the factor.
     pub(super) fn codes(&mut self, what: &'static str, tensor: &Fp8Tensor) {
+        if tensor.tensor_scale().is_some() {
+            return self.nvfp4(what, tensor);
+        }
         let read = || -> fp8_kernels::Result<_> {
             let turned = tensor.columnwise().map(Tensor::to_vec::<u8>).transpose()?;
             Ok((tensor.codes()?, turned, tensor.scale_inv().item()?))
@@ -257,6 +260,25 @@ impl<'a> Case<'a> {
                     }
                 }
             }
+            Err(error) => self.fail(format!("reading {what}: {error}")),
+        }
+    }
+
+    /// Everything that a tensor in NVFP4 holds: codes, scales and factors of both copies.
+    pub(super) fn nvfp4(&mut self, what: &'static str, x: &Fp8Tensor) {
+        let read = || -> fp8_kernels::Result<Vec<f32>> {
+            let mut all: Vec<f32> = Vec::new();
+            let parts = [x.rowwise(), Some(x.scale_inv()), x.columnwise(), x.columnwise_scale_inv()];
+            for part in parts.into_iter().flatten() {
+                all.extend(part.to_vec::<u8>()?.into_iter().map(f32::from));
+            }
+            for factors in [x.tensor_scale(), x.columnwise_tensor_scale()].into_iter().flatten() {
+                all.extend(factors.to_vec::<f32>()?);
+            }
+            Ok(all)
+        };
+        match read() {
+            Ok(all) => self.numbers(what, all),
             Err(error) => self.fail(format!("reading {what}: {error}")),
         }
     }

@@ -44,6 +44,9 @@ pub(super) fn quantize(
     let rowwise = Target::new(gpu, rule.blocks, matrix, false)?;
     let turned =
         slot.columnwise.then(|| Target::new(gpu, rule.blocks, [cols, rows], hadamard)).transpose()?;
+    if x.numel() == 0 && rule.amax.is_some() {
+        return of_no_values(gpu, op, x, slot, rule);
+    }
     if x.numel() == 0 {
         for target in [Some(&rowwise), turned.as_ref()].into_iter().flatten() {
             gpu.fill_f32(target.factors.ptr(), 1.0, 2)?;
@@ -105,6 +108,32 @@ pub(super) fn quantize(
     let rowwise = rowwise.layout(shape, sharing, x);
     let turned = turned.map(|turned| turned.layout(Shape::from([cols, rows]), turned_sharing, x));
     Ok(Operand::Fp8(Fp8Tensor::from_layouts(shape, Encoding::E2M1, rowwise, turned)))
+}
+
+/// Quantizes a tensor without elements, a part of one with given amaxes: the factors are those of any other part, such as a zero.
+fn of_no_values(
+    gpu: &Gpu,
+    op: &'static str,
+    x: &Tensor,
+    slot: &Slot<'_>,
+    rule: &Nvfp4Rule<'_>,
+) -> Result<Operand> {
+    let zero = Tensor::from_cuda(gpu.zeros(DType::F32, 1)?, Shape::from([1, 1]), x.device());
+    let nearest = Nvfp4Rule { random: None, ..*rule };
+    let zero = quantize(gpu, op, &zero, &Slot { counters: None, ..*slot }, &nearest, None)?;
+    let shape = *x.shape();
+    let [rows, cols] = shape.matrix();
+    let Operand::Fp8(zero) = zero else { return Ok(zero) };
+    let layout = |matrix: [usize; 2], shape, sharing: Sharing, factors: Option<&Tensor>| {
+        let target = Target::new(gpu, rule.blocks, matrix, sharing.has_hadamard())?;
+        Ok::<_, crate::Error>(Layout { tensor_scale: factors.cloned(), ..target.layout(shape, sharing, x) })
+    };
+    let [sharing, turned_sharing] = rule.sharing();
+    let rowwise = layout([rows, cols], shape, sharing, zero.tensor_scale())?;
+    let turned = zero
+        .columnwise_tensor_scale()
+        .map(|factors| layout([cols, rows], Shape::from([cols, rows]), turned_sharing, Some(factors)));
+    Ok(Operand::Fp8(Fp8Tensor::from_layouts(shape, Encoding::E2M1, rowwise, turned.transpose()?)))
 }
 
 /// Room for the codes of a matrix, their scales and the tensor's factors.

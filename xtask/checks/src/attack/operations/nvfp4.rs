@@ -71,25 +71,6 @@ impl Parts {
     }
 }
 
-/// Everything that a tensor holds: codes, scales and factors of both copies.
-fn contents(case: &mut Case<'_>, what: &'static str, x: &Fp8Tensor) {
-    let read = || -> fp8_kernels::Result<Vec<f32>> {
-        let mut all: Vec<f32> = Vec::new();
-        let parts = [x.rowwise(), Some(x.scale_inv()), x.columnwise(), x.columnwise_scale_inv()];
-        for part in parts.into_iter().flatten() {
-            all.extend(part.to_vec::<u8>()?.into_iter().map(f32::from));
-        }
-        for factors in [x.tensor_scale(), x.columnwise_tensor_scale()].into_iter().flatten() {
-            all.extend(factors.to_vec::<f32>()?);
-        }
-        Ok(all)
-    };
-    match read() {
-        Ok(all) => case.numbers(what, all),
-        Err(error) => case.fail(format!("reading {what}: {error}")),
-    }
-}
-
 pub(super) fn quantize(case: &mut Case<'_>) -> Option<()> {
     case.mixes();
     let (rank, dtype, kind) = (case.draw.below(4), case.draw.dtype(), case.draw.kind());
@@ -113,16 +94,16 @@ pub(super) fn quantize(case: &mut Case<'_>) -> Option<()> {
         case.fail("quantize: a slot with a scale gave high precision".to_owned());
         return None;
     };
-    contents(case, "y", &y);
+    case.nvfp4("y", &y);
     let dtype = case.draw.dtype();
     if let Some(values) = case.call("dequantize", || y.dequantize(dtype)) {
         case.exact("values", &values);
     }
     if let Some(both) = case.call("with_columnwise", || y.clone().with_columnwise()) {
-        contents(case, "both", &both);
+        case.nvfp4("both", &both);
     }
     let turned = case.call("transposed", || y.transposed())?;
-    contents(case, "turned", &turned);
+    case.nvfp4("turned", &turned);
     Some(())
 }
 
@@ -146,16 +127,16 @@ pub(super) fn tensors(case: &mut Case<'_>) -> Option<()> {
     let (codes, scales) = (bytes(case, len)?, bytes(case, grid)?);
     let factors = TensorScale::from_encode(case.draw.option(4.0));
     let x = case.call("from_nvfp4", || Fp8Tensor::from_nvfp4(codes, shape, blocks, scales, factors))?;
-    contents(case, "x", &x);
+    case.nvfp4("x", &x);
     let dtype = case.draw.dtype();
     if let Some(values) = case.call("dequantize", || x.dequantize(dtype)) {
         case.exact("values", &values);
     }
     let factors = case.tensor(&[2], DType::F32, Kind::Tame)?.tensor;
     let x = case.call("with_tensor_scale", || x.with_tensor_scale(factors, None))?;
-    contents(case, "rescaled", &x);
+    case.nvfp4("rescaled", &x);
     let turned = case.call("transposed", || x.transposed())?;
-    contents(case, "turned", &turned);
+    case.nvfp4("turned", &turned);
     Some(())
 }
 
