@@ -32,6 +32,7 @@ cases![
     tiles_are_transposed_on_demand,
     what_is_computed_before_is_rounded_first: Dtypes,
     many_tensors,
+    given_amaxes_alone_decide_the_factors,
     products: Dtypes,
     products_with_terms,
     blocks_are_summed_exactly,
@@ -53,6 +54,22 @@ const FORMS: [(Blocks, bool, bool); 5] = [
     (Blocks::B1x16, false, true),
     (Blocks::B1x16, true, true),
 ];
+
+/// A part without elements has the factors of the whole. NaN is 0, and a negative amax its magnitude.
+fn given_amaxes_alone_decide_the_factors(device: &Device) -> Outcome {
+    for (amax, shape) in [([3.0, 0.5], [0, 32]), ([f32::NAN, -8.0], [16, 16]), ([-3.0, f32::NAN], [5, 0])] {
+        let amaxes = Tensor::from_vec(amax.to_vec(), [2], device)?;
+        let x = Tensor::full(0.25, shape, DType::F32, device)?;
+        let x = fp4(ops::quantize(&x, &slot(Nvfp4Rule { amax: Some(&amaxes), ..Nvfp4Rule::default() }))?)?;
+        for (factors, amax) in [x.tensor_scale(), x.columnwise_tensor_scale()].into_iter().zip(amax) {
+            let expected = TensorScale::from_amax(amax);
+            let found = factors.ok_or("want factors")?.to_vec::<f32>()?;
+            ensure(found == [expected.encode(), expected.decode()], || format!("{amax}: {found:?}"))?;
+        }
+        ensure(**x.shape() == shape, || format!("{}", x.shape()))?;
+    }
+    Ok(())
+}
 
 fn slot(rule: Nvfp4Rule<'_>) -> Slot<'_> {
     Slot { scale: Scale::Nvfp4(rule), columnwise: true, ..Slot::off(Encoding::E2M1) }
@@ -667,6 +684,15 @@ fn refuses(device: &Device) -> Outcome {
     refused(product(eight, &line), "tensor × 1x16")?;
     refused(product(&line.for_backward(), &line), "quantized from the source")?;
     refused(hadamard.dequantize(DType::F32), "of a Hadamard transform")?;
+    let factors = |len: usize| Tensor::full(1.0, [len], DType::F32, device);
+    let rescaled = |x: &Fp8Tensor, one: usize, two: Option<usize>| {
+        x.clone().with_tensor_scale(factors(one)?, two.map(factors).transpose()?)
+    };
+    rescaled(&line, 2, Some(2))?;
+    refused(rescaled(&line, 2, None), "expected one for each copy of the codes")?;
+    refused(rescaled(&line.without_columnwise(), 2, Some(2)), "the tensor has one copy of its codes")?;
+    refused(rescaled(eight, 2, None), "expected a tensor in NVFP4")?;
+    refused(rescaled(&line, 3, Some(2)), "reshape")?;
     let error: Result<Tensor, Error> = line.reshape([16, 64]).and_then(|x| x.dequantize(DType::F32));
     refused(error, "only tensors with one factor")
 }

@@ -47,7 +47,9 @@ pub(super) fn quantize<T: Float>(
         None => amaxes(data, matrix, hadamard)?,
         Some(amax) => {
             let values: Vec<f32> = amax.to_vec()?;
-            [0, 1].map(|i| values.get(i).copied().unwrap_or_default())
+            // As a GPU takes an amax that is none, without asking the host: NaN as 0, a negative number as its magnitude.
+            let magnitude = |amax: f32| if amax.is_nan() { 0.0 } else { amax.abs() };
+            [0, 1].map(|i| values.get(i).copied().map_or(0.0, magnitude))
         }
     };
     let [sharing, turned_sharing] = rule.sharing();

@@ -79,7 +79,7 @@ pub(super) fn quantize(case: &mut Case<'_>) -> Option<()> {
     let x = case.tensor(&shape, dtype, kind)?;
     let parts = Parts::draw(case, x.shape().matrix())?;
     let hadamard = case.draw.flip();
-    if let Some(amax) = case.call("nvfp4_amax", || ops::nvfp4_amax(&x, hadamard)) {
+    if let Some(amax) = case.aside("nvfp4_amax", || ops::nvfp4_amax(&x, hadamard)) {
         case.exact("amax", &amax);
     }
     let y = if case.draw.flip() {
