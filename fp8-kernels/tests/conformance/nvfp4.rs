@@ -351,9 +351,8 @@ fn dequantizes(device: &Device) -> Outcome {
 }
 
 fn tiles_are_transposed_on_demand(device: &Device) -> Outcome {
-    // A thread turns eight rows of eight columns: each count of those that there are, in rows of whole words and others.
+    // A thread turns eight rows of eight columns: each count of those, in rows of whole words and others.
     let parts = (8..16).flat_map(|n| [[n, 32], [32, n], [n, 18], [18, n]]);
-    // A matrix that ends with a thread block's columns, and has another row of them.
     for shape @ [rows, cols] in SHAPES.into_iter().chain(parts).chain([[130, 128]]) {
         let x = uneven(shape, DType::F32, 6, device)?;
         let rule = Nvfp4Rule { blocks: Blocks::B16x16, ..Nvfp4Rule::default() };
@@ -367,6 +366,8 @@ fn tiles_are_transposed_on_demand(device: &Device) -> Outcome {
         same(&format!("{shape:?} back"), &got.to_vec::<f32>()?, &want.to_vec::<f32>()?, cols)?;
         equal("the transpose", both.transposed()?.matrix(), [cols, rows])?;
     }
+    let many_rows = Tensor::zeros([1 << 40, 0], DType::F32, device)?;
+    fp4(quantized(&many_rows, FORMS[2])?)?.without_columnwise().with_columnwise()?;
     let line = fp4(quantized(&uneven([32, 32], DType::F32, 6, device)?, FORMS[0])?)?;
     refused(line.without_columnwise().with_columnwise(), "other elements share a scale in the transpose")
 }

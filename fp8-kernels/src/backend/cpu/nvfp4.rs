@@ -159,7 +159,8 @@ pub(crate) fn transpose(op: &'static str, codes: &Tensor, [rows, cols]: [usize; 
     let from = codes.as_slice::<u8>()?;
     let (width, turned) = (packed_width(cols, false), packed_width(rows, false));
     let mut to: Array<u8> = Array::zeroed(op, cols * turned)?;
-    for row in 0..rows {
+    // Rows of no columns may be many.
+    for row in 0..if cols == 0 { 0 } else { rows } {
         for col in 0..cols {
             let code = from[row * width + col / 2] >> (col % 2 * 4) & 0xF;
             to[col * turned + row / 2] |= code << (row % 2 * 4);

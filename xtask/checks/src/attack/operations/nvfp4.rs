@@ -117,8 +117,7 @@ pub(super) fn tensors(case: &mut Case<'_>) -> Option<()> {
     let blocks = case.draw.pick(&[Blocks::B1x16, Blocks::B1x16, Blocks::B16x16, Blocks::Row]);
     let count = |len: Option<usize>| len.filter(|&len| len <= 4096);
     let len = count(rows.checked_mul(cols.div_ceil(2)))?;
-    let grid = count(rows.checked_mul(cols.div_ceil(16)))
-        .map(|_| blocks.grid(rows, cols).into_iter().product::<usize>())?;
+    let grid = count(blocks.grid(rows, cols).into_iter().try_fold(1, usize::checked_mul))?;
     let bytes = |case: &mut Case<'_>, len: usize| -> Option<Tensor> {
         let len = if case.draw.once_in(12) { case.draw.below(50) } else { len };
         let bytes: Vec<u8> = (0..len).map(|_| case.draw.bits() as u8).collect();
