@@ -186,7 +186,7 @@ impl Place<'_> {
         }
     }
 
-    fn expect(&self, name: &str) -> Result<&WeightInfo> {
+    fn known(&self, name: &str) -> Result<&WeightInfo> {
         let missing = || Error::File { path: name.into(), problem: "there is no such tensor".into() };
         self.info(name).ok_or_else(missing)
     }
@@ -211,7 +211,7 @@ impl Place<'_> {
         if let (Some(folder), Some(cols)) = (self.folder.filter(|_| self.is_quantized(job.name)), job.cols) {
             return folder.rows(job.name, job.elements.start / cols..job.elements.end / cols);
         }
-        let dtype = self.expect(job.name)?.dtype;
+        let dtype = self.known(job.name)?.dtype;
         let bytes = self.codes(job, dtype)?;
         let mut values = vec![0.0; job.elements.len()];
         widen(&bytes, dtype, &mut values);
@@ -304,7 +304,7 @@ fn measure(
 }
 
 fn tensor(place: Place<'_>, original: Option<&Folder>, name: &str, sums: &Sums) -> Result<TensorInspection> {
-    let info = place.expect(name)?;
+    let info = place.known(name)?;
     let quantized = place.folder.and_then(|folder| Some((folder, folder.quantized.get(name)?)));
     let mut range = None;
     let mut input_scale = None;
@@ -348,7 +348,7 @@ fn has_values(dtype: Dtype) -> bool {
 }
 
 fn sums(place: Place<'_>, original: Option<&Folder>, job: &Job<'_>) -> Result<Sums> {
-    let info = place.expect(job.name)?;
+    let info = place.known(job.name)?;
     let values = place.values(job)?;
     let codes = if is_fp8(info.dtype) || info.dtype == Dtype::F4 {
         place.codes(job, info.dtype)?

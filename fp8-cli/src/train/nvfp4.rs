@@ -6,7 +6,7 @@ use fp8_nn::fp8_recipe::Nvfp4Report;
 use serde::Serialize;
 
 /// One tensor in NVFP4. Blocks were counted in the measured steps, and errors are those of the last of them.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Nvfp4Tensor {
     pub(crate) tensor: String,
     pub(crate) measured_steps: u64,
@@ -25,18 +25,7 @@ pub(crate) struct Nvfp4Tensor {
 
 impl Nvfp4Tensor {
     pub(crate) fn new(tensor: &str) -> Self {
-        Self {
-            tensor: tensor.to_owned(),
-            measured_steps: 0,
-            blocks: 0,
-            lost_blocks: 0,
-            saturated_blocks: 0,
-            nan_blocks: 0,
-            infinite_blocks: 0,
-            sqnr_db: None,
-            mxfp8_sqnr_db: None,
-            fp8_sqnr_db: None,
-        }
+        Self { tensor: tensor.to_owned(), ..Self::default() }
     }
 
     /// Adds a measured step.

@@ -181,7 +181,7 @@ impl Programs {
     }
 
     /// With fewer windows, there is nothing to compare with.
-    fn judged(&self, bar: bool) -> Option<bool> {
+    pub(super) fn judged(&self, bar: bool) -> Option<bool> {
         (self.windows == WINDOWS).then_some(bar)
     }
 

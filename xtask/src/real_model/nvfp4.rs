@@ -1,6 +1,6 @@
 //! Weights in NVFP4, beside what torch computes of folders that compressed-tensors reads and writes.
 
-use super::measure::{Evaluation, Programs, WINDOWS, json, output, row};
+use super::measure::{Evaluation, Programs, json, output, row};
 use super::table::{Row, Table};
 use crate::workspace::Result;
 use serde::Deserialize;
@@ -50,12 +50,17 @@ impl Programs {
         output(quantize.arg(root.join(TEXT)))?;
 
         let found = self.eval(&a16, &[])?;
-        let bar = self.windows == WINDOWS && (found.perplexity / WEIGHTS - 1.0).abs() > 1e-4;
-        table.push(row("NVFP4 weights, `--scheme nvfp4a16`", &found, format!("{WEIGHTS:.3}"), Some(!bar)));
+        let bar = self.judged((found.perplexity / WEIGHTS - 1.0).abs() <= 1e-4);
+        table.push(row("NVFP4 weights, `--scheme nvfp4a16`", &found, format!("{WEIGHTS:.3}"), bar));
         let inputs = self.eval(&both, &[])?;
         let above = inputs.perplexity / base - 1.0;
         let note = format!("{:+.1} % of f32 (at most {:.0} %)", above * 100.0, WITH_INPUTS * 100.0);
-        table.push(row("… and NVFP4 inputs, `--scheme nvfp4`", &inputs, note, Some(above <= WITH_INPUTS)));
+        table.push(row(
+            "… and NVFP4 inputs, `--scheme nvfp4`",
+            &inputs,
+            note,
+            self.judged(above <= WITH_INPUTS),
+        ));
 
         let bytes = |model: &Path, dtype: &str| -> Result<f64> {
             let mut generate = Command::new(&self.fp8);
