@@ -16,7 +16,8 @@ use serde_json::Value;
 fn files(kind: &str) -> Vec<File> {
     let mut files = File::all("nvfp4", "FP8_TEST_GOLDEN_NVFP4");
     files.retain(|file| file.kind() == kind);
-    assert!(!files.is_empty(), "{kind}");
+    // Miri reads small files alone.
+    assert!(!files.is_empty() || cfg!(miri), "{kind}");
     files
 }
 
@@ -78,7 +79,7 @@ fn check<S: Source>(file: &File, case: &Value, x: &[S]) {
 fn every_case_on_every_path() {
     let mut count = 0;
     for file in files("quantize") {
-        for case in file.cases() {
+        for case in file.cases().into_iter().step_by(if cfg!(miri) { 16 } else { 1 }) {
             let x = named(&case, "x");
             match named(&case, "dtype") {
                 "f32" => check(&file, &case, &file.floats(x)),
@@ -89,7 +90,7 @@ fn every_case_on_every_path() {
             count += 1;
         }
     }
-    assert!(count >= 100, "{count} cases");
+    assert!(count >= if cfg!(miri) { 1 } else { 100 }, "{count} cases");
 }
 
 #[test]

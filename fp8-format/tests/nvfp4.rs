@@ -235,9 +235,10 @@ fn the_largest_magnitudes_meet_the_ends_of_f32() {
 
 /// Means and variances of stochastic rounding against theory: the mean is low by the part of a step that 8 bits cut off.
 #[test]
+#[cfg_attr(miri, ignore = "Miri is slow, and a few draws say nothing")]
 fn stochastic_rounding_is_fair() {
     const COLS: usize = 1 << 12;
-    let rows = if cfg!(miri) { 1 } else { 640 };
+    let rows = 640;
     for x in [0.3_f32, 1.1, 2.3, 5.0] {
         // One element of each row sets the scales, so that the others are rounded as they are.
         let mut values = vec![x; rows * COLS];

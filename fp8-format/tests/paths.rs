@@ -3,7 +3,7 @@
 
 use fp8_format::philox::{BlockRandom, Philox};
 use fp8_format::slice::{Codec, Nvfp4Copy, Nvfp4Options, Nvfp4Output, Path};
-use fp8_format::{Blocks, E4M3, E5M2, Fp8, Source};
+use fp8_format::{Blocks, E4M3, E5M2, Fp8, Source, TensorScale};
 use half::{bf16, f16};
 
 /// Miri is slow: it takes fewer of everything.
@@ -486,4 +486,38 @@ fn blocks_of_four_bits_on_every_path() {
     blocks_of_four_bits(|x| x);
     blocks_of_four_bits(f16::from_f32);
     blocks_of_four_bits(bf16::from_f32);
+}
+
+/// Values of all codes with all scales, against those of the scalar path.
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+fn values_of_four_bits<D: Source>() {
+    // The widest has more blocks than have their scales decoded at a time.
+    let widths = [1_usize, 2, 15, 16, 17, 31, 33, 48, 63, 1024, 1039, 2080];
+    for cols in widths.into_iter().filter(|cols| !IS_SLOW || *cols < 64) {
+        let across = cols.div_ceil(16);
+        let rows = 512_usize.div_ceil(across).min(if IS_SLOW { 3 } else { 256 });
+        let codes: Vec<u8> = (0..rows * cols.div_ceil(2)).map(|i| (i * 7 + i / 256) as u8).collect();
+        let scales: Vec<E4M3> = (0..rows * across).map(|i| E4M3::from_bits(i as u8)).collect();
+        for encode in [1.0, 2688.0 / 3.7, 1e-38, 3e38, f32::MIN_POSITIVE] {
+            let tensor = TensorScale::from_encode(encode);
+            let run = |codec: Codec| {
+                let mut values = vec![D::default(); rows * cols + 9];
+                let (own, guard) = values.split_at_mut(rows * cols);
+                codec.dequantize_nvfp4(&codes, rows, cols, Blocks::B1x16, &scales, tensor, own).unwrap();
+                assert!(guard.iter().all(|x| x.to_f32() == 0.0), "{codec:?} {cols}");
+                own.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>()
+            };
+            let want = run(Codec::new().on(Path::SCALAR));
+            for codec in codecs() {
+                assert!(run(codec) == want, "{codec:?} {rows} x {cols}, {encode}");
+            }
+        }
+    }
+}
+
+#[test]
+fn values_of_four_bits_on_every_path() {
+    values_of_four_bits::<f32>();
+    values_of_four_bits::<f16>();
+    values_of_four_bits::<bf16>();
 }

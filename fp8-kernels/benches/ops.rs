@@ -3,8 +3,10 @@
 //! All threads; `RAYON_NUM_THREADS=1` for the speed of one core.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use fp8_format::Blocks;
 use fp8_kernels::{
-    Cell, DType, Device, Encoding, Operand, Result, ScalePolicy, ScaleRule, Slot, Tensor, ops,
+    Cell, DType, Device, Encoding, Nvfp4Rule, Operand, Result, Scale, ScalePolicy, ScaleRule, Slot, Tensor,
+    ops,
 };
 use std::hint::black_box;
 
@@ -58,30 +60,37 @@ fn norm(c: &mut Criterion) {
     fused(c, "norm", |x, slot| ops::norm(x, &gamma, Some(&gamma), &options, slot).map(|(y, _)| y));
 }
 
-/// The f32 product is the ceiling of the FP8 one: on a CPU codes are decoded first.
+/// Products of codes beside that of the f32 values that they stand for: on a CPU codes are decoded first. Many rows, and one.
 fn gemm(c: &mut Criterion) {
     const N: usize = 512;
-    let mut group = c.benchmark_group("gemm");
-    group.throughput(Throughput::Elements((ROWS * COLS * N) as u64));
     let rule = ScaleRule::Current { fp8_max: 448.0, epsilon: 0.0, power_2_scales: false };
-    let slot = Slot { scale: fp8_kernels::Scale::FromTensor(&rule), ..Slot::off(Encoding::E4M3) };
-    let prepare = || {
-        let x = input(DType::F32)?;
-        let w = Tensor::from_vec(x.to_vec::<f32>()?[..N * COLS].to_vec(), [N, COLS], x.device())?;
-        Ok::<_, fp8_kernels::Error>([
-            ops::quantize(&x, &slot)?,
-            ops::quantize(&w, &slot)?,
-            Operand::High(x),
-            Operand::High(w),
-        ])
+    let fp8 = Slot { scale: Scale::FromTensor(&rule), ..Slot::off(Encoding::E4M3) };
+    let blocks = |blocks| Slot {
+        scale: Scale::Nvfp4(Nvfp4Rule { blocks, ..Nvfp4Rule::default() }),
+        ..Slot::off(Encoding::E2M1)
     };
-    let Ok([x8, w8, x, w]) = prepare() else { return };
-    group.bench_function("fp8", |b| {
-        b.iter(|| ops::fprop(&x8, &w8, None, DType::BF16, ops::Accumulation::Fast))
-    });
-    group
-        .bench_function("f32", |b| b.iter(|| ops::fprop(&x, &w, None, DType::BF16, ops::Accumulation::Fast)));
-    group.finish();
+    let [x4, w4] = [blocks(Blocks::B1x16), blocks(Blocks::B16x16)];
+    for rows in [ROWS, 1] {
+        let mut group = c.benchmark_group(if rows == 1 { "gemm of one row" } else { "gemm" });
+        group.throughput(Throughput::Elements((rows * COLS * N) as u64));
+        let operands = |[x_slot, w_slot]: [&Slot<'_>; 2]| {
+            let values = input(DType::F32)?.to_vec::<f32>()?;
+            let part =
+                |rows: usize| Tensor::from_vec(values[..rows * COLS].to_vec(), [rows, COLS], &Device::cpu());
+            Ok::<_, fp8_kernels::Error>([
+                ops::quantize(&part(rows)?, x_slot)?,
+                ops::quantize(&part(N)?, w_slot)?,
+            ])
+        };
+        let off = Slot::off(Encoding::E4M3);
+        for (name, slots) in [("fp8", [&fp8, &fp8]), ("nvfp4", [&x4, &w4]), ("f32", [&off, &off])] {
+            let Ok([x, w]) = operands(slots) else { continue };
+            group.bench_function(name, |b| {
+                b.iter(|| ops::fprop(&x, &w, None, DType::BF16, ops::Accumulation::Fast))
+            });
+        }
+        group.finish();
+    }
 }
 
 criterion_group!(benches, quantize, quantize_dbias, gelu, norm, gemm);

@@ -103,7 +103,7 @@ pub enum Error {
     DuplicateParameter(Arc<str>),
     /// An update in high precision of a parameter that is stored in FP8.
     #[error(
-        "`{parameter}` is stored in FP8, which rounds small updates away: train it with an AdamW whose quantize_weights stored it, \
+        "`{parameter}` is stored in codes, which round small updates away: train it with an AdamW whose quantize_weights stored it, \
          which keeps f32 copies"
     )]
     StoredInFp8 {

@@ -100,7 +100,7 @@ pub enum Error {
     },
     /// A scope that quantizes weights in another way than a weight is stored in FP8.
     #[error(
-        "slot `{slot}`: the weight is stored in FP8, {stored}, but this scope's recipe quantizes it in {wanted}: use the recipe \
+        "slot `{slot}`: the weight is stored in {stored}, but this scope's recipe quantizes it in {wanted}: use the recipe \
          that the weight was quantized with, or keep its values in high precision"
     )]
     WeightFormat {
@@ -127,7 +127,7 @@ pub enum Error {
     },
     /// A recipe without reduced amaxes for a tensor whose parts are gathered in FP8.
     #[error(
-        "slot `{slot}`: reduce_amax = false, but parts of its tensor are gathered in FP8, which needs one scale on all ranks: set \
+        "slot `{slot}`: reduce_amax = false, but parts of its tensor are gathered as codes, which takes one scale on all ranks: set \
          reduce_amax to true, or sequence_parallel to false"
     )]
     OwnScales {

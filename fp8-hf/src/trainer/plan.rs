@@ -2,11 +2,12 @@
 
 use super::TrainerOptions;
 use super::names::Names;
-use crate::config::Config;
+use crate::config::{Config, WeightScales};
 use crate::family::TensorSpec;
 use crate::{Adapter, Error, Folder, Fp8Weights, LoadOptions, Result};
 use fp8_kernels::{DType, MemoryUse};
 use fp8_nn::{RecomputeLevel, TensorParallelOptions, matches_name};
+use fp8_recipe::Format;
 
 /// The parameters and the memory of a training, before it begins.
 ///
@@ -120,18 +121,23 @@ impl TrainPlan {
         }
         let size = options.params_dtype.size();
         let is_fp8 = !options.recipe.is_off();
-        let keeps_codes = |spec: &TensorSpec| {
-            let is_kept = options.fp8 == Fp8Weights::Keep && folder.is_quantized(folder.stored(&spec.name));
-            adapter.is_some() && spec.kind.is_linear() && (is_fp8 || is_kept)
+        let recipe_codes = Codes { has_four_bits: options.recipe.format() == Format::E2M1 };
+        let is_kept = |spec: &TensorSpec| {
+            options.fp8 == Fp8Weights::Keep && folder.is_quantized(folder.stored(&spec.name))
         };
-        // Ranks have the values of frozen weights beside their codes.
-        let is_shared = ranks > 1;
+        let keeps_codes =
+            |spec: &TensorSpec| adapter.is_some() && spec.kind.is_linear() && (is_fp8 || is_kept(spec));
+        let own = config.quantization.as_ref();
+        let own_codes =
+            Codes { has_four_bits: own.is_some_and(|own| own.weights == WeightScales::TensorGroup) };
+        let base_codes = |spec: &TensorSpec| if is_kept(spec) { own_codes } else { recipe_codes };
         let base_size = if adapter.is_some() { folder.main_dtype().size() } else { size };
         let of_frozen: usize = frozen
             .iter()
-            .map(|spec| match (keeps_codes(spec), is_shared) {
-                (true, false) => values(spec),
-                (true, true) => values(spec) * (base_size + 1),
+            // Ranks have the values of frozen weights beside their codes.
+            .map(|spec| match (keeps_codes(spec), ranks > 1) {
+                (true, false) => base_codes(spec).bytes(values(spec)),
+                (true, true) => values(spec) * base_size + base_codes(spec).bytes(values(spec)),
                 (false, _) => values(spec) * base_size,
             })
             .sum();
@@ -142,9 +148,9 @@ impl TrainPlan {
         let mut copies = if size < 4 && options.optimizer.has_main_params() { 4 * trained_values } else { 0 };
         parameters += if options.fp8_weights && adapter.is_none() {
             copies += if size < 4 { 0 } else { 4 * quantized };
-            count(&trained) * size - quantized * size + 2 * quantized
+            count(&trained) * size - quantized * size + 2 * recipe_codes.bytes(quantized)
         } else {
-            count(&trained) * size + quantized
+            count(&trained) * size + recipe_codes.bytes(quantized)
         };
         // Scales of FP8 moments are 1 in 32 of their codes.
         let moments = options.optimizer.moment_bytes();
@@ -153,7 +159,7 @@ impl TrainPlan {
         let activations = Activations {
             config,
             options,
-            is_fp8,
+            codes: is_fp8.then_some(recipe_codes),
             has_adapter: adapter.is_some(),
             ranks: ranks.max(1),
             of_tokens,
@@ -169,11 +175,24 @@ impl TrainPlan {
     }
 }
 
+/// Codes of a byte, or of four bits with a scale for each 16.
+#[derive(Clone, Copy)]
+struct Codes {
+    has_four_bits: bool,
+}
+
+impl Codes {
+    fn bytes(self, values: usize) -> usize {
+        if self.has_four_bits { values.div_ceil(2) + values.div_ceil(16) } else { values }
+    }
+}
+
 /// The bytes of activations for each token.
 struct Activations<'a> {
     config: &'a Config,
     options: &'a TrainerOptions,
-    is_fp8: bool,
+    /// Those of the inputs of GEMMs; `None` in high precision.
+    codes: Option<Codes>,
     has_adapter: bool,
     /// The ranks that share features between the two Linears of attention and MLPs, and the logits.
     ranks: usize,
@@ -191,10 +210,10 @@ impl Activations<'_> {
         let queries = share(config.num_attention_heads * config.head_dim);
         let keys = share(config.num_key_value_heads * config.head_dim);
         // Inputs of GEMMs: codes under a recipe, which an adapter does without.
-        let input = |features: usize| match (self.is_fp8, self.has_adapter) {
-            (false, _) => features * size,
-            (true, false) => features,
-            (true, true) => features + features * size,
+        let input = |features: usize| match (self.codes, self.has_adapter) {
+            (None, _) => features * size,
+            (Some(codes), false) => codes.bytes(features),
+            (Some(codes), true) => codes.bytes(features) + features * size,
         };
         let attention = (queries + 2 * keys) * size + queries * size;
         let of_fc1 = if config.family.has_learned_positions { ffn } else { 2 * ffn };

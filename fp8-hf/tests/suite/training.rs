@@ -560,8 +560,10 @@ fn a_plan_tells_what_a_training_takes() {
     for (is_lora, name, recompute) in [
         (false, "off", RecomputeLevel::None),
         (false, "current", RecomputeLevel::None),
+        (false, "nvfp4", RecomputeLevel::None),
         (true, "off", RecomputeLevel::None),
         (true, "current", RecomputeLevel::None),
+        (true, "nvfp4", RecomputeLevel::None),
         (false, "off", RecomputeLevel::Block),
     ] {
         let folder = open(&models()[1]);
@@ -576,7 +578,8 @@ fn a_plan_tells_what_a_training_takes() {
         let stored: usize = parameters(trainer.model())
             .iter()
             .map(|p| {
-                p.fp8().map_or_else(|| p.shape().numel() * p.dtype().size(), |codes| codes.shape().numel())
+                let bytes = |codes: &Fp8Tensor| codes.rowwise().map_or(0, Tensor::numel);
+                p.fp8().map_or_else(|| p.shape().numel() * p.dtype().size(), bytes)
             })
             .sum();
         assert!(plan.memory.parameters >= stored, "{name}: {} of {stored}", plan.memory.parameters);

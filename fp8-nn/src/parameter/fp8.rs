@@ -24,7 +24,7 @@ pub(crate) const TENSOR_SCALE: &str = "_tensor_scale";
 
 /// The remedy for a weight of which each rank has a part.
 pub(crate) const NOT_CUT: &str =
-    "weights stored in FP8 would have scales of their own on each rank: keep it in high precision";
+    "weights stored in codes would have scales of their own on each rank: keep it in high precision";
 
 impl Fp8Value {
     pub(super) fn new(codes: Fp8Tensor, quantizer: WeightQuantizer, dtype: DType) -> Self {

@@ -17,7 +17,7 @@ impl Parameter {
         columnwise: bool,
     ) -> Result<Option<Tensor>> {
         let Value::High(tensor) = &self.value else { return Ok(None) };
-        let remedy = "store weights in FP8 before a step is recorded";
+        let remedy = "store the codes of weights before a step is recorded";
         tensor.device().expect_eager("quantize_weights", remedy)?;
         let codes = quantizer.quantize(main_param.unwrap_or(tensor), columnwise)?;
         let value = Value::Fp8(Fp8Value::new(codes, quantizer.clone(), tensor.dtype()));
@@ -52,7 +52,7 @@ impl Parameter {
     /// Codes of another shape than the parameter's, or on another device; a parameter that is [cut over ranks](crate::Placement::Cut); a
     /// step that is being recorded.
     pub fn store_codes(&mut self, codes: Fp8Tensor, quantizer: &WeightQuantizer) -> Result<()> {
-        let remedy = "store weights in FP8 before a step is recorded";
+        let remedy = "store the codes of weights before a step is recorded";
         self.device().expect_eager("store_codes", remedy)?;
         self.expect_whole("store_codes", NOT_CUT)?;
         let name = self.name.clone();

@@ -38,7 +38,7 @@ fn replays_write_the_codes_in_place() {
         }
         let mut plain = crate::every_device::support::gpt(1);
         let refused = error(device().capture(|| quantize_weights(&mut plain, &recipe).map(drop)));
-        assert!(refused.contains("store weights in FP8 before a step is recorded"), "{refused}");
+        assert!(refused.contains("store the codes of weights before a step is recorded"), "{refused}");
     }
 }
 

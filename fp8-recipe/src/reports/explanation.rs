@@ -222,7 +222,7 @@ fn run_in(gemms: Fp8Gemms, format: &str) -> String {
     let all = [(gemms.fprop, "fprop"), (gemms.dgrad, "dgrad"), (gemms.wgrad, "wgrad")];
     let names: Vec<&str> = all.iter().filter(|(runs, _)| *runs).map(|(_, name)| *name).collect();
     match names[..] {
-        [] => "no GEMM runs in FP8".to_owned(),
+        [] => "no GEMM runs in low precision".to_owned(),
         [one] => format!("{one} runs in {format}"),
         [one, other] => format!("{one} and {other} run in {format}"),
         _ => format!("fprop, dgrad and wgrad run in {format}"),

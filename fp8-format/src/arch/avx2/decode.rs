@@ -194,10 +194,19 @@ pub(crate) fn decode<T: Target, D: Source>(src: &[u8], dst: &mut [D], streams: b
     });
 }
 
+/// Values by their bits, with one NaN.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn canonical(x: __m256) -> __m256i {
+    let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+    let nan = _mm256_castsi256_ps(splat(codec::F32_ABS));
+    _mm256_castps_si256(_mm256_blendv_ps(x, nan, is_nan))
+}
+
 /// f32, with canonical NaN, as 16-bit elements: rounded to nearest, ties to even.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn narrow<D: Source>(low: __m256i, high: __m256i) -> __m256i {
+pub(super) fn narrow<D: Source>(low: __m256i, high: __m256i) -> __m256i {
     match D::KIND {
         Kind::F16 => {
             let narrow = |x| _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(_mm256_castsi256_ps(x));
@@ -226,12 +235,7 @@ pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn scaled<T: Target, D: Source>(block: &[u8; BLOCK], scale_inv: __m256) -> [__m256i; 4] {
-    let mul = |x| {
-        let x = _mm256_mul_ps(_mm256_castsi256_ps(x), scale_inv);
-        let is_nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
-        let nan = _mm256_castsi256_ps(splat(codec::F32_ABS));
-        _mm256_castps_si256(_mm256_blendv_ps(x, nan, is_nan))
-    };
+    let mul = |x| canonical(_mm256_mul_ps(_mm256_castsi256_ps(x), scale_inv));
     let [a, b, c, d] = floats::<T>(block);
     let [a, b, c, d] = [mul(a), mul(b), mul(c), mul(d)];
     match D::KIND {

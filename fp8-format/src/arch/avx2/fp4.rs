@@ -1,15 +1,21 @@
 //! Blocks of E2M1: a block is two vectors of f32.
 
+use super::decode::{canonical, decode as decode_codes, narrow};
 use super::{abs, floats, shift_right, splat};
-use crate::arch::scalar::{self, FP4_BLOCK, Peak};
+use crate::arch::bytes;
+use crate::arch::scalar::{self, FP4_BLOCK, FP4_VALUES, Peak};
+use crate::arch::target::Saturating;
 use crate::codec::{self, F32_EXP};
 use crate::philox::BlockRandom;
-use crate::traits::Source;
+use crate::traits::{Kind, Source};
 use crate::{E4M3, TensorScale};
 use core::arch::x86_64::*;
 
 /// Blocks whose scales are computed together.
 const LANES: usize = 8;
+
+/// Blocks whose scales are decoded together.
+const SCALES: usize = 32;
 
 /// Lanes that are NaN, of magnitudes.
 #[inline]
@@ -170,7 +176,51 @@ pub(crate) fn fp4_codes<S: Source>(src: &[S], factors: &[f32], words: Option<&[[
     }
 }
 
+/// The values of the eight codes of four bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn values(bytes: i32) -> __m256 {
+    // SAFETY: the table is longer than the 8 floats that are read, which are the magnitudes.
+    let table = unsafe { _mm256_loadu_ps(FP4_VALUES.as_ptr()) };
+    // A byte in 64 bits, its upper code in the upper word. Above a code are others, which the table does not see.
+    let pairs = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+    let codes = _mm256_or_si256(pairs, _mm256_slli_epi64::<28>(pairs));
+    let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), splat(1 << 31));
+    _mm256_or_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign))
+}
+
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) fn fp4_values<D: Source>(src: &[u8], scales: &[E4M3], decode: f32, dst: &mut [D]) {
-    scalar::fp4_values(src, scales, decode, dst);
+    let decode_lanes = _mm256_set1_ps(decode);
+    let (blocks, rest) = dst.as_chunks_mut::<FP4_BLOCK>();
+    let count = blocks.len();
+    let lines = src.as_chunks::<4>().0.as_chunks::<2>().0;
+    let mut factors = [0.0; SCALES];
+    for ((scales, lines), blocks) in
+        scales[..count].chunks(SCALES).zip(lines.chunks(SCALES)).zip(blocks.chunks_mut(SCALES))
+    {
+        decode_codes::<Saturating<E4M3>, f32>(bytes(scales), &mut factors[..scales.len()], false);
+        for ((block, line), factor) in blocks.iter_mut().zip(lines).zip(factors) {
+            let [a, b] = line.map(|bytes| {
+                let x = _mm256_mul_ps(values(i32::from_le_bytes(bytes)), _mm256_set1_ps(factor));
+                canonical(_mm256_mul_ps(x, decode_lanes))
+            });
+            let first = block.as_mut_ptr().cast::<__m256i>();
+            match D::KIND {
+                Kind::F32 => {
+                    // SAFETY: the first 8 f32 of a block.
+                    unsafe { _mm256_storeu_si256(first, a) };
+                    // SAFETY: the others.
+                    unsafe { _mm256_storeu_si256(first.wrapping_add(1), b) };
+                }
+                Kind::F16 | Kind::BF16 => {
+                    const { assert!(size_of::<D>() >= 2) };
+                    let halves = narrow::<D>(a, b);
+                    // SAFETY: a block is 32 bytes at least, which are written.
+                    unsafe { _mm256_storeu_si256(first, halves) };
+                }
+            }
+        }
+    }
+    scalar::fp4_values(&src[count * FP4_BLOCK / 2..], &scales[count..], decode, rest);
 }

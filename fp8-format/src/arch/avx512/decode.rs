@@ -107,6 +107,19 @@ fn codes(block: &[u8; BLOCK]) -> [__m256i; 2] {
     [low, high]
 }
 
+/// Sixteen codes as f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn decode_sixteen<T: Target>(codes: &[u8; 16]) -> __m512 {
+    // SAFETY: 16 bytes are read.
+    let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
+    let (words, is_nan) = decode_words::<T, f32>(_mm256_zextsi128_si256(codes));
+    let x = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(words)));
+    let [low, high, ..] = is_nan.to_le_bytes();
+    let nan = u16::from_le_bytes([low, high]);
+    _mm512_castsi512_ps(_mm512_mask_or_epi32(x, nan, x, _mm512_set1_epi32(0xFFFF)))
+}
+
 /// The values of a block, as four vectors of f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -145,19 +158,19 @@ pub(crate) fn dequantize<T: Target, D: Source>(src: &[u8], scale_inv: f32, dst: 
     fill(src, dst, streams, |block| scaled::<T, D>(block, [scale_inv; 2]));
 }
 
-/// The values of a block, the halves each multiplied by a factor.
+/// Values by their bits, with one NaN, and which are NaN.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-pub(super) fn scaled<T: Target, D: Source>(block: &[u8; BLOCK], scale_inv: [__m512; 2]) -> [__m512i; 4] {
-    let mul = |x, scale_inv| {
-        let x = _mm512_mul_ps(_mm512_castsi512_ps(x), scale_inv);
-        let is_nan = _mm512_cmpunord_ps_mask(x, x);
-        (_mm512_mask_mov_epi32(_mm512_castps_si512(x), is_nan, _mm512_set1_epi32(i32::MAX)), is_nan)
-    };
-    let [a, b, c, d] = decode_floats::<T>(block);
-    let [low, high] = scale_inv;
-    let [a, b, c, d] = [mul(a, low), mul(b, low), mul(c, high), mul(d, high)];
-    let narrow = |(x, is_nan)| match D::KIND {
+#[target_feature(enable = "avx512f")]
+pub(super) fn canonical(x: __m512) -> (__m512i, __mmask16) {
+    let is_nan = _mm512_cmpunord_ps_mask(x, x);
+    (_mm512_mask_mov_epi32(_mm512_castps_si512(x), is_nan, _mm512_set1_epi32(i32::MAX)), is_nan)
+}
+
+/// Canonical values as 16-bit elements: rounded to nearest, ties to even.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn narrow<D: Source>((x, is_nan): (__m512i, __mmask16)) -> __m256i {
+    match D::KIND {
         Kind::BF16 => {
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
             let x = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7FFF)), odd);
@@ -167,7 +180,18 @@ pub(super) fn scaled<T: Target, D: Source>(block: &[u8; BLOCK], scale_inv: [__m5
         Kind::F16 | Kind::F32 => {
             _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_castsi512_ps(x))
         }
-    };
+    }
+}
+
+/// The values of a block, the halves each multiplied by a factor.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+pub(super) fn scaled<T: Target, D: Source>(block: &[u8; BLOCK], scale_inv: [__m512; 2]) -> [__m512i; 4] {
+    let mul = |x, scale_inv| canonical(_mm512_mul_ps(_mm512_castsi512_ps(x), scale_inv));
+    let [a, b, c, d] = decode_floats::<T>(block);
+    let [low, high] = scale_inv;
+    let [a, b, c, d] = [mul(a, low), mul(b, low), mul(c, high), mul(d, high)];
+    let narrow = |x| narrow::<D>(x);
     let join = |low, high| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
     match D::KIND {
         Kind::F32 => [a.0, b.0, c.0, d.0],

@@ -1,13 +1,16 @@
 //! Blocks of E2M1: a block is a vector of f32.
 
-use crate::arch::scalar::{self, FP4_BLOCK, Peak};
+use super::decode::{canonical, decode_sixteen, narrow};
+use crate::arch::bytes;
+use crate::arch::scalar::{self, FP4_BLOCK, FP4_VALUES, Peak};
+use crate::arch::target::Saturating;
 use crate::codec::{self, F32_ABS, F32_EXP};
 use crate::philox::BlockRandom;
 use crate::traits::{Kind, Source};
 use crate::{E4M3, TensorScale};
 use core::arch::x86_64::*;
 
-/// Blocks whose scales are computed together.
+/// Blocks whose scales are computed, or decoded, together.
 const LANES: usize = 16;
 
 #[inline]
@@ -185,5 +188,37 @@ fn packed_block<S: Source>(
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(crate) fn fp4_values<D: Source>(src: &[u8], scales: &[E4M3], decode: f32, dst: &mut [D]) {
-    scalar::fp4_values(src, scales, decode, dst);
+    // SAFETY: the table is the 16 floats that are read.
+    let table = unsafe { _mm512_loadu_ps(FP4_VALUES.as_ptr()) };
+    let decode_lanes = _mm512_set1_ps(decode);
+    let (blocks, rest) = dst.as_chunks_mut::<FP4_BLOCK>();
+    let count = blocks.len();
+    let lines = src.as_chunks::<{ FP4_BLOCK / 2 }>().0;
+    for ((scales, lines), blocks) in
+        scales[..count].chunks(LANES).zip(lines.chunks(LANES)).zip(blocks.chunks_mut(LANES))
+    {
+        let (mut codes, mut factors) = ([0; LANES], [0.0_f32; LANES]);
+        codes[..scales.len()].copy_from_slice(bytes(scales));
+        let decoded = decode_sixteen::<Saturating<E4M3>>(&codes);
+        // SAFETY: 16 floats are written.
+        unsafe { _mm512_storeu_ps(factors.as_mut_ptr(), decoded) };
+        for ((block, line), factor) in blocks.iter_mut().zip(lines).zip(factors) {
+            // A byte in 64 bits, its upper code in the upper word. Above a code are others, which the table does not see.
+            let pairs = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(i64::from_le_bytes(*line)));
+            let codes = _mm512_or_si512(pairs, _mm512_slli_epi64::<28>(pairs));
+            let x = _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), _mm512_set1_ps(factor));
+            let x = canonical(_mm512_mul_ps(x, decode_lanes));
+            match D::KIND {
+                // SAFETY: a block is the 16 f32 that are written.
+                Kind::F32 => unsafe { _mm512_storeu_si512(block.as_mut_ptr().cast(), x.0) },
+                Kind::F16 | Kind::BF16 => {
+                    const { assert!(size_of::<D>() >= 2) };
+                    let halves = narrow::<D>(x);
+                    // SAFETY: a block is 32 bytes at least, which are written.
+                    unsafe { _mm256_storeu_si256(block.as_mut_ptr().cast(), halves) };
+                }
+            }
+        }
+    }
+    scalar::fp4_values(&src[count * FP4_BLOCK / 2..], &scales[count..], decode, rest);
 }

@@ -254,7 +254,7 @@ fn a_scope_of_another_granularity_is_refused() {
     let text = error(scaling.in_autocast(&block, |cx| fc.forward(cx, &x)));
     assert_eq!(
         text,
-        "slot `fc.weight`: the weight is stored in FP8, E4M3 with one scale, but this scope's recipe quantizes it in E4M3 with a \
+        "slot `fc.weight`: the weight is stored in E4M3 with one scale, but this scope's recipe quantizes it in E4M3 with a \
          scale for each 128x128: use the recipe that the weight was quantized with, or keep its values in high precision"
     );
     // High precision dequantizes, and per-tensor recipes read the codes as they are.
@@ -296,7 +296,7 @@ fn an_optimizer_of_ones_own_is_refused() {
     let text = error(parameters_mut(&mut fc)[0].update(|_, _| Ok(())));
     assert_eq!(
         text,
-        "`fc.weight` is stored in FP8, which rounds small updates away: train it with an AdamW whose quantize_weights stored \
+        "`fc.weight` is stored in codes, which round small updates away: train it with an AdamW whose quantize_weights stored \
          it, which keeps f32 copies"
     );
 }

@@ -181,7 +181,7 @@ fn functions_for_whole_parameters_refuse_parts() {
             error(checkpoint::load_parameters_with_options(&path, &mut model, &options)),
             format!("load_parameters: {name}: call `checkpoint::load_on`, which reads this rank's part")
         );
-        let expected = "quantize_weights: `gpt.blocks.0.attention.qkv.weight` is cut over ranks: weights stored in FP8 would have scales \
+        let expected = "quantize_weights: `gpt.blocks.0.attention.qkv.weight` is cut over ranks: weights stored in codes would have scales \
                         of their own on each rank: keep it in high precision";
         let recipe = Recipe::from(CurrentScaling::default());
         assert_eq!(error(quantize_weights(&mut model, &recipe)), expected);
@@ -204,7 +204,7 @@ fn codes_are_not_stored_in_a_part() {
         let factor = Tensor::full(0.5, [], DType::F32, &device()).unwrap();
         let codes = Fp8Tensor::from_codes(codes, [16, 32], Encoding::E4M3, factor).unwrap();
         let stored = parameters_mut(&mut fc).swap_remove(0).store_codes(codes, &quantizers["fc.weight"]);
-        let expected = "store_codes: `fc.weight` is cut over ranks: weights stored in FP8 would have scales of their own on each rank: \
+        let expected = "store_codes: `fc.weight` is cut over ranks: weights stored in codes would have scales of their own on each rank: \
                         keep it in high precision";
         assert_eq!(error(stored), expected);
     });

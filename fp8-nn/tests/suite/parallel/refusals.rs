@@ -188,7 +188,7 @@ fn groups_without_the_ranks_and_scales_of_their_own() {
     let own: Recipe = DelayedScaling { reduce_amax: false, ..Default::default() }.into();
     assert_eq!(
         refused(TP2_SP, |rank| run(rank, own.clone(), false)),
-        "slot `gpt.blocks.0.attention.qkv.input`: reduce_amax = false, but parts of its tensor are gathered in FP8, which needs one \
+        "slot `gpt.blocks.0.attention.qkv.input`: reduce_amax = false, but parts of its tensor are gathered as codes, which takes one \
          scale on all ranks: set reduce_amax to true, or sequence_parallel to false"
     );
     // Without gathers each rank may have scales of its own.

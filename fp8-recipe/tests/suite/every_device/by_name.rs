@@ -246,7 +246,9 @@ fn recipes_in_words() {
         .explain(&Recipe::by_name([("*.weight", margin(1)), ("b.weight", Recipe::off())], Recipe::off()));
     let text = explained.unwrap().to_string();
     assert!(
-        text.starts_with("a: no GEMM runs in FP8\n  input: off (default)\n  weight: delayed (margin=1, "),
+        text.starts_with(
+            "a: no GEMM runs in low precision\n  input: off (default)\n  weight: delayed (margin=1, "
+        ),
         "{text}"
     );
     let shadowed = "pattern `b.weight` decides nothing: earlier patterns match all of its slots\n";

@@ -13,7 +13,7 @@ pub(super) enum Pairs {
     Never,
     /// If the CPU multiplies pairs faster than f32 values.
     IfFaster,
-    /// It takes less time to decode pairs than to decode f32 values, however they are multiplied.
+    /// It takes less time to decode pairs of FP8 codes than to decode f32 values, however they are multiplied.
     Always,
 }
 

@@ -1,6 +1,6 @@
 //! The lanes of AVX2 with FMA.
 
-use super::decoding::Decoding;
+use super::decoding::{Decoding, FP4_VALUES};
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
 
@@ -59,6 +59,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn add_product(self, sums: __m256, others: __m256, factors: __m256) -> __m256 {
+        // SAFETY: `self` proves FMA.
+        unsafe { _mm256_fmadd_ps(others, factors, sums) }
+    }
+
+    #[inline(always)]
     fn add(self, sums: __m256, others: __m256) -> __m256 {
         // SAFETY: `self` proves AVX.
         unsafe { _mm256_add_ps(sums, others) }
@@ -83,6 +89,12 @@ impl Lanes for Avx2 {
     fn decode<const IS_E5M2: bool>(self, codes: __m256, step: usize) -> __m256 {
         // SAFETY: `self` proves AVX2.
         unsafe { decode::<IS_E5M2>(codes, step) }
+    }
+
+    #[inline(always)]
+    fn decode_fp4(self, codes: __m256, step: usize) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { decode_fp4(codes, step) }
     }
 
     #[inline(always)]
@@ -157,6 +169,21 @@ fn decode<const IS_E5M2: bool>(codes: __m256, step: usize) -> __m256 {
         false => _mm256_or_si256(_mm256_blendv_epi8(normal, found, is_small), is_special),
     };
     _mm256_castsi256_ps(_mm256_or_si256(value, _mm256_and_si256(code, splat(0x8000_0000))))
+}
+
+/// Implements [`Lanes::decode_fp4`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn decode_fp4(codes: __m256, step: usize) -> __m256 {
+    let codes = _mm256_castps_si256(codes);
+    let splat = |bits: u32| _mm256_set1_epi32(bits.cast_signed());
+    // SAFETY: the table is longer than the 8 words that are read, the magnitudes.
+    let table = unsafe { _mm256_loadu_ps(FP4_VALUES.as_ptr().cast()) };
+    // The lowest three bits decide.
+    let magnitude = _mm256_permutevar8x32_ps(table, _mm256_srlv_epi32(codes, splat(4 * step as u32)));
+    let sign = _mm256_sllv_epi32(codes, splat(28 - 4 * step as u32));
+    let sign = _mm256_and_si256(sign, splat(0x8000_0000));
+    _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))
 }
 
 /// Implements [`Lanes::widen`].

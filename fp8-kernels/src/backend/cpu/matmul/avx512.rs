@@ -1,6 +1,6 @@
 //! The lanes of AVX-512: f32, and pairs of bf16 values with `vdpbf16ps`.
 
-use super::decoding::Decoding;
+use super::decoding::{Decoding, FP4_VALUES};
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -36,7 +36,7 @@ impl Avx512Bf16 {
 
 /// Writes an implementation of `Lanes` for 16 lanes.
 macro_rules! lanes {
-    ($name:ident, $pairs:literal, $decode:ident, |$sums:ident, $a:ident, $b:ident| $multiply_add:expr) => {
+    ($name:ident, $pairs:literal, $decode:ident, $decode_fp4:ident, |$sums:ident, $a:ident, $b:ident| $multiply_add:expr) => {
         impl Lanes for $name {
             type Vector = __m512;
             type Square = [__m512; 16];
@@ -82,6 +82,12 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
+            fn add_product(self, sums: __m512, others: __m512, factors: __m512) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F.
+                unsafe { _mm512_fmadd_ps(others, factors, sums) }
+            }
+
+            #[inline(always)]
             fn add(self, sums: __m512, others: __m512) -> __m512 {
                 // SAFETY: `self` proves AVX-512 F.
                 unsafe { _mm512_add_ps(sums, others) }
@@ -109,6 +115,12 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
+            fn decode_fp4(self, codes: __m512, step: usize) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F and BW.
+                unsafe { $decode_fp4(codes, step) }
+            }
+
+            #[inline(always)]
             fn widen(self, values: __m512, step: usize) -> __m512 {
                 // SAFETY: `self` proves AVX-512 F.
                 unsafe { widen(values, step) }
@@ -123,8 +135,12 @@ macro_rules! lanes {
     };
 }
 
-lanes!(Avx512, false, decode, |sums, a, b| _mm512_fmadd_ps(a, b, sums));
-lanes!(Avx512Bf16, true, decode_pairs, |sums, a, b| _mm512_dpbf16_ps(sums, pairs(a), pairs(b)));
+lanes!(Avx512, false, decode, decode_fp4, |sums, a, b| _mm512_fmadd_ps(a, b, sums));
+lanes!(Avx512Bf16, true, decode_pairs, decode_fp4_pairs, |sums, a, b| _mm512_dpbf16_ps(
+    sums,
+    pairs(a),
+    pairs(b)
+));
 
 /// The same bits as pairs of bf16 values.
 #[inline(always)]
@@ -238,6 +254,40 @@ fn decode_pairs<const IS_E5M2: bool>(codes: __m512, step: usize) -> __m512 {
     let table = unsafe { _mm512_loadu_si512(table.as_ptr().cast()) };
     let value = _mm512_mask_permutexvar_epi16(normal, is_not_normal, code, table);
     _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xF8>(value, code, splat(0x8000_0000)))
+}
+
+/// Implements [`Lanes::decode_fp4`] in f32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn decode_fp4(codes: __m512, step: usize) -> __m512 {
+    let shift = _mm512_set1_epi32(4 * step as i32);
+    // The lowest four bits decide.
+    let code = _mm512_srlv_epi32(_mm512_castps_si512(codes), shift);
+    _mm512_castsi512_ps(_mm512_permutexvar_epi32(code, words(&FP4_VALUES)))
+}
+
+/// Implements [`Lanes::decode_fp4`] in pairs of bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn decode_fp4_pairs(codes: __m512, step: usize) -> __m512 {
+    /// The values in bf16, twice: five bits choose one of them, of which four are the code.
+    const TABLE: [u16; 32] = {
+        let mut table = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            table[i] = (FP4_VALUES[i % 16] >> 16) as u16;
+            i += 1;
+        }
+        table
+    };
+    let codes = _mm512_castps_si512(codes);
+    // The first code to the lowest bits of the high half, the second to those of the low half.
+    let high = _mm512_rolv_epi32(codes, _mm512_set1_epi32((48 - 8 * step as i32) % 32));
+    let low = _mm512_srlv_epi32(codes, _mm512_set1_epi32(8 * step as i32 + 4));
+    let code = _mm512_mask_blend_epi16(0xAAAA_AAAA, low, high);
+    // SAFETY: the table is 64 bytes long.
+    let table = unsafe { _mm512_loadu_si512(TABLE.as_ptr().cast()) };
+    _mm512_castsi512_ps(_mm512_permutexvar_epi16(code, table))
 }
 
 #[inline]

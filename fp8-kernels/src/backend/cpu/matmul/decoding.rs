@@ -1,4 +1,4 @@
-//! The constants with which FP8 codes are decoded in registers.
+//! The constants with which codes are decoded in registers.
 
 use crate::Encoding;
 
@@ -56,3 +56,14 @@ impl<const IS_E5M2: bool> Decoding<IS_E5M2> {
         Self::ENCODING.to_f32(code)
     }
 }
+
+/// The values of the codes of E2M1, as bits of f32. Their lower halves are 0.
+pub(super) const FP4_VALUES: [u32; 16] = {
+    let mut values = [0; 16];
+    let mut code = 0;
+    while code < 16 {
+        values[code as usize] = Encoding::E2M1.to_f32(code).to_bits();
+        code += 1;
+    }
+    values
+};

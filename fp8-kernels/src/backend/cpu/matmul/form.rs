@@ -1,7 +1,7 @@
 //! Values in the form in which an operand is stored, and how a vector of them becomes words.
 //!
-//! A row of FP8 codes or bf16 values is read as 32-bit words of four or two values of neighboring k. So a square of words is transposed
-//! before it is decoded, which moves a quarter or half of the words that the decoded values have, and nothing decoded is stored.
+//! A row of codes or bf16 values is read as 32-bit words of eight, four or two values of neighboring k. So a square of words is
+//! transposed before it is decoded, which moves as many words fewer than the decoded values have, and nothing decoded is stored.
 
 use super::lanes::Lanes;
 
@@ -47,5 +47,17 @@ impl<L: Lanes, const IS_E5M2: bool> Form<L> for Codes<IS_E5M2> {
     #[inline(always)]
     fn words(lanes: L, stored: L::Vector, step: usize) -> L::Vector {
         lanes.decode::<IS_E5M2>(stored, step)
+    }
+}
+
+/// Eight codes of E2M1.
+pub(super) struct Fp4;
+
+impl<L: Lanes> Form<L> for Fp4 {
+    const STEPS: usize = if L::PAIRS { 4 } else { 8 };
+
+    #[inline(always)]
+    fn words(lanes: L, stored: L::Vector, step: usize) -> L::Vector {
+        lanes.decode_fp4(stored, step)
     }
 }

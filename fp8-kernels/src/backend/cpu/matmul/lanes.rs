@@ -1,6 +1,6 @@
 //! The vector operations of the micro-kernel, and an implementation of them in plain Rust.
 
-use super::decoding::Decoding;
+use super::decoding::{Decoding, FP4_VALUES};
 use half::bf16;
 
 /// Operations on vectors of f32 sums. The micro-kernel is written once over them.
@@ -49,6 +49,9 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// first.
     fn multiply_add(self, sums: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
 
+    /// Adds sums times their factors, which are f32 for all lanes: one fused multiply-add.
+    fn add_product(self, sums: Self::Vector, others: Self::Vector, factors: Self::Vector) -> Self::Vector;
+
     /// Adds two vectors of sums.
     fn add(self, sums: Self::Vector, others: Self::Vector) -> Self::Vector;
 
@@ -80,8 +83,12 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// `step`, or with pairs those of the codes 2 · `step` and 2 · `step` + 1.
     fn decode<const IS_E5M2: bool>(self, codes: Self::Vector, step: usize) -> Self::Vector;
 
-    /// Returns the f32 values of one step of vectors of two bf16 values of neighboring k, as they are stored. For lanes without
-    /// pairs.
+    /// Returns the words of one step of vectors of eight codes of E2M1 of neighboring k, as they are stored, the first in the lowest
+    /// bits: the value of code `step`, or with pairs those of the codes 2 · `step` and 2 · `step` + 1.
+    fn decode_fp4(self, codes: Self::Vector, step: usize) -> Self::Vector;
+
+    /// Returns the f32 values of one step of vectors of two bf16 values of neighboring k, as they are stored: of the low halves, then of
+    /// the high ones.
     fn widen(self, values: Self::Vector, step: usize) -> Self::Vector;
 
     /// Begins to read the cache line at `address`, which need not be readable.
@@ -143,6 +150,11 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     }
 
     #[inline(always)]
+    fn add_product(self, sums: [f32; N], others: [f32; N], factors: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| others[i].mul_add(factors[i], sums[i]))
+    }
+
+    #[inline(always)]
     fn add(self, sums: [f32; N], others: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| sums[i] + others[i])
     }
@@ -169,6 +181,14 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
             }
             let [high, low] = [value(2 * step), value(2 * step + 1)].map(f32::to_bits);
             f32::from_bits(high & 0xFFFF_0000 | low >> 16)
+        })
+    }
+
+    #[inline(always)]
+    fn decode_fp4(self, codes: [f32; N], step: usize) -> [f32; N] {
+        codes.map(|codes| {
+            let value = |i: usize| FP4_VALUES[(codes.to_bits().to_le() >> (4 * i) & 0xF) as usize];
+            f32::from_bits(if PAIRS { value(2 * step) | value(2 * step + 1) >> 16 } else { value(step) })
         })
     }
 

@@ -77,7 +77,7 @@ pub(crate) fn matmul(
     out: Out<'_>,
 ) -> Result<()> {
     let is_narrow = dims[0] <= narrow::MOST_ROWS && b.is_along_k();
-    let pairs = match (takes_pairs(a, b, epilogue), is_narrow) {
+    let pairs = match (takes_pairs(a, b, epilogue), is_narrow && !b.is_packed()) {
         (false, _) => Pairs::Never,
         (true, false) => Pairs::IfFaster,
         (true, true) => Pairs::Always,

@@ -2,7 +2,7 @@
 //!
 //! Such a product takes as long as reading `b`. The micro-kernel of [`tile`](super::tile) wants a vector of one k over neighboring
 //! rows of `b`, which are contiguous along k: here square blocks are transposed in registers on their way to the sums, so the
-//! order of every sum, and with it the bits, are those of the packed product. FP8 codes and bf16 values are decoded behind that, in
+//! order of every sum, and with it the bits, are those of the packed product. Codes and bf16 values are decoded behind that, in
 //! registers ([`form`](super::form)). What remains at the edges, and f16 values, are decoded a few lines at a time, in the first cache.
 
 use super::form::{Bf16, Codes, Form, Words};
@@ -22,6 +22,24 @@ const LARGEST_TILE: usize = MOST_ROWS * 16;
 
 /// The heights of tiles.
 const HEIGHTS: [usize; 5] = [1, 2, 4, 6, 8];
+
+/// Calls with the height of a tile as a constant.
+macro_rules! for_height {
+    ($lanes:ident, $height:expr, $rows:ident => $call:expr) => {
+        for_height!($lanes, $height, $rows => $call, 1 2 4 6 8)
+    };
+    ($lanes:ident, $height:expr, $rows:ident => $call:expr, $($each:literal)*) => {
+        match $height {
+            $($each if $each <= $lanes::ROWS => {
+                const $rows: usize = $each;
+                $call
+            })*
+            height => unreachable!("a tile of {height} rows"),
+        }
+    };
+}
+
+mod packed;
 
 /// Returns the height of the tile that holds so many rows, if there is one for these lanes.
 #[inline(always)]
@@ -152,7 +170,8 @@ fn whole<L: Lanes>(task: &Task<'_>, outers: &Range<usize>, ks: &Range<usize>) ->
     let values = match task.b.elements {
         Elements::Codes(..) => 4,
         Elements::Floats(Floats::BF16(_)) if !L::PAIRS => 2,
-        Elements::Floats(_) | Elements::Packed(_) => return ks.start,
+        Elements::Packed(_) => 8,
+        Elements::Floats(_) => return ks.start,
     };
     if outers.len() < L::WIDTH || pack::stored(&task.b, outers.start, ks.start).is_none() {
         return ks.start;
@@ -175,8 +194,11 @@ fn multiply_stored<L: Lanes>(
         Elements::Codes(_, Encoding::E4M3) => multiply::<L, Codes<false>>(lanes, height, a, lines, tile),
         Elements::Codes(_, Encoding::E5M2) => multiply::<L, Codes<true>>(lanes, height, a, lines, tile),
         Elements::Floats(_) => multiply::<L, Bf16>(lanes, height, a, lines, tile),
-        // They are decoded a few lines at a time.
-        Elements::Codes(_, Encoding::E2M1) | Elements::Packed(_) => {}
+        Elements::Packed(ref packed) => {
+            for_height!(L, height, ROWS => packed::sized::<L, ROWS>(lanes, a, lines, packed, [outer, k], tile));
+        }
+        // Codes of E2M1 are packed.
+        Elements::Codes(_, Encoding::E2M1) => {}
     }
 }
 
@@ -190,15 +212,7 @@ fn multiply<L: Lanes, F: Form<L>>(
     b: Lines<'_>,
     tile: &mut [f32; LARGEST_TILE],
 ) {
-    macro_rules! of_height {
-        ($($height:literal)*) => {
-            match height {
-                $($height if $height <= L::ROWS => sized::<L, F, $height>(lanes, a, b, tile),)*
-                _ => unreachable!("a tile of {height} rows"),
-            }
-        };
-    }
-    of_height!(1 2 4 6 8);
+    for_height!(L, height, ROWS => sized::<L, F, ROWS>(lanes, a, b, tile));
 }
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! The lanes of NEON. Its BF16 instructions are not used: their rounding depends on the CPU.
 
-use super::decoding::Decoding;
+use super::decoding::{Decoding, FP4_VALUES};
 use super::lanes::Lanes;
 use std::arch::aarch64::*;
 
@@ -59,6 +59,12 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn add_product(self, sums: float32x4_t, others: float32x4_t, factors: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` proves NEON.
+        unsafe { vfmaq_f32(sums, others, factors) }
+    }
+
+    #[inline(always)]
     fn add(self, sums: float32x4_t, others: float32x4_t) -> float32x4_t {
         // SAFETY: `self` proves NEON.
         unsafe { vaddq_f32(sums, others) }
@@ -83,6 +89,12 @@ impl Lanes for Neon {
     fn decode<const IS_E5M2: bool>(self, codes: float32x4_t, step: usize) -> float32x4_t {
         // SAFETY: `self` proves NEON.
         unsafe { decode::<IS_E5M2>(codes, step) }
+    }
+
+    #[inline(always)]
+    fn decode_fp4(self, codes: float32x4_t, step: usize) -> float32x4_t {
+        // SAFETY: `self` proves NEON.
+        unsafe { decode_fp4(codes, step) }
     }
 
     #[inline(always)]
@@ -133,6 +145,32 @@ fn decode<const IS_E5M2: bool>(codes: float32x4_t, step: usize) -> float32x4_t {
     let special = vandq_u32(is_special, vdupq_n_u32(if IS_E5M2 { 0x7F80_0000 } else { 0x7FC0_0000 }));
     let sign = vandq_u32(code, vdupq_n_u32(0x8000_0000));
     vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(value, special), sign))
+}
+
+/// Implements [`Lanes::decode_fp4`].
+#[inline]
+#[target_feature(enable = "neon")]
+fn decode_fp4(codes: float32x4_t, step: usize) -> float32x4_t {
+    /// The bytes 3 of all values, then the bytes 2. The others are 0.
+    const TABLE: [u8; 32] = {
+        let mut table = [0; 32];
+        let mut code = 0;
+        while code < 16 {
+            table[code] = (FP4_VALUES[code] >> 24) as u8;
+            table[16 + code] = (FP4_VALUES[code] >> 16) as u8;
+            code += 1;
+        }
+        table
+    };
+    let code = vshlq_u32(vreinterpretq_u32_f32(codes), vdupq_n_s32(-4 * step as i32));
+    let code = vandq_u32(code, vdupq_n_u32(0xF));
+    // Where each byte of a value is found in the table: bytes 1 and 0 beyond it, which gives 0.
+    let at = vmlaq_n_u32(vdupq_n_u32(0x0010_FFFF), code, 0x0101_0000);
+    // SAFETY: the first 16 of 32 bytes.
+    let upper = unsafe { vld1q_u8(TABLE.as_ptr()) };
+    // SAFETY: the others.
+    let lower = unsafe { vld1q_u8(TABLE.as_ptr().wrapping_add(16)) };
+    vreinterpretq_f32_u8(vqtbl2q_u8(uint8x16x2_t(upper, lower), vreinterpretq_u8_u32(at)))
 }
 
 /// Implements [`Lanes::widen`].

@@ -35,6 +35,18 @@ pub(crate) struct Packed<'a> {
 }
 
 impl Packed<'_> {
+    /// Returns the scales of four blocks of a row from `block` on, as they are stored; zeros for those beyond its last.
+    #[inline(always)]
+    pub(super) fn scale_word(&self, row: usize, block: usize) -> u32 {
+        let scales = &self.scales[row / self.height * self.across..][..self.across];
+        let mut bytes = [0; 4];
+        bytes
+            .iter_mut()
+            .zip(scales.get(block..).unwrap_or_default())
+            .for_each(|(byte, s)| *byte = s.to_bits());
+        u32::from_ne_bytes(bytes)
+    }
+
     /// Reads values of a row, from the beginning of a block on. They are exact in bf16: six bits and a small exponent.
     fn values<D: Source>(&self, row: usize, ks: &Range<usize>, values: &mut [D]) -> Result<()> {
         const BLOCK: usize = 16;
@@ -71,6 +83,11 @@ impl<'a> Matrix<'a> {
     /// Whether products of the elements are exact in f32, and far from its subnormal numbers.
     pub(crate) fn has_codes(&self) -> bool {
         matches!(self.elements, Elements::Codes(..) | Elements::Packed(_))
+    }
+
+    /// Whether the elements are codes of four bits, which take the same time to decode to f32 values as to pairs.
+    pub(super) fn is_packed(&self) -> bool {
+        matches!(self.elements, Elements::Packed(_))
     }
 
     pub(super) fn is_along_k(&self) -> bool {
@@ -129,16 +146,16 @@ pub(super) fn lines<'a, L: Lanes>(
     Ok(Lines { words: spare, stride })
 }
 
-/// Returns the lines from `outer` and `k` on of an operand that is contiguous along k, in the words in which FP8 codes or bf16 values are
-/// stored; `None` for other elements, and where a line does not begin with a word.
+/// Returns the lines from `outer` and `k` on of an operand that is contiguous along k, in the words in which codes or bf16 values are
+/// stored; `None` for other elements, and where a line does not begin with a word. `k` is even.
 pub(super) fn stored<'a>(x: &Matrix<'a>, outer: usize, k: usize) -> Option<Lines<'a>> {
-    let (bytes, size): (&[u8], usize) = match x.elements {
-        Elements::Codes(codes, _) => (codes, 1),
-        Elements::Floats(Floats::BF16(values)) => (bytemuck::cast_slice(values), 2),
-        Elements::Floats(_) | Elements::Packed(_) => return None,
+    let (bytes, stride, first): (&[u8], _, _) = match x.elements {
+        Elements::Codes(codes, _) => (codes, x.stride, k),
+        Elements::Floats(Floats::BF16(values)) => (bytemuck::cast_slice(values), x.stride * 2, k * 2),
+        Elements::Packed(Packed { codes, width, .. }) => (codes, width, k / 2),
+        Elements::Floats(_) => return None,
     };
-    let stride = x.stride * size;
-    let (before, words, _) = bytemuck::pod_align_to(&bytes[(outer * x.stride + k) * size..]);
+    let (before, words, _) = bytemuck::pod_align_to(&bytes[outer * stride + first..]);
     let words = Lines { words, stride: stride / size_of::<u32>() };
     (before.is_empty() && stride.is_multiple_of(size_of::<u32>())).then_some(words)
 }

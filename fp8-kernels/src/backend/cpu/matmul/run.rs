@@ -177,7 +177,7 @@ impl Block<'_> {
         let mut spare = [0.0; LARGEST_TILE];
         let mut row = rows.start;
         while row < rows.end {
-            let height = tile::height::<L>(rows.end - row);
+            let height = tile::height::<L>(rows.end - row, segment);
             let words = left.words.wrapping_add((row - rows.start) * left.row);
             for col in (0..cols.len()).step_by(2 * L::WIDTH) {
                 let (panel, width) = pack::panel::<L>(col, padded, steps);

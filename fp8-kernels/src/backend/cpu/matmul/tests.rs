@@ -1,5 +1,7 @@
 //! Every set of vectors against the plainest loop, bit by bit: the models of all of them, and those that this CPU has.
 
+mod packed;
+
 use super::available::Pairs;
 use super::lanes::Portable;
 use super::path::CpuPath;

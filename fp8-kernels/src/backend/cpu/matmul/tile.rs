@@ -84,10 +84,14 @@ pub(super) unsafe fn tile<L: Lanes>(
 /// The heights of tiles, the largest first.
 const HEIGHTS: [usize; 6] = [12, 8, 6, 4, 2, 1];
 
-/// Returns the largest height of a tile for `rows` rows, at least 1.
+/// The most rows of a tile with segments for vectors with 32 registers, which hold two sums for each place then.
+const SEGMENTED_ROWS: usize = 6;
+
+/// Returns the largest height of a tile for `rows` rows, at least 1, with such segments.
 #[inline(always)]
-pub(super) fn height<L: Lanes>(rows: usize) -> usize {
-    HEIGHTS.into_iter().find(|&height| height <= rows.min(L::ROWS)).unwrap_or(1)
+pub(super) fn height<L: Lanes>(rows: usize, segment: usize) -> usize {
+    let most = if segment == WHOLE { L::ROWS } else { L::ROWS.min(SEGMENTED_ROWS) };
+    HEIGHTS.into_iter().find(|&height| height <= rows.min(most)).unwrap_or(1)
 }
 
 /// # Safety
@@ -100,30 +104,70 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
     b: Right,
     sums: Sums,
 ) {
-    // SAFETY: row i of `rows` is readable over the vectors' width.
-    let read = |rows: Rows, i: usize, j: usize| unsafe {
-        lanes.sums(rows.first.wrapping_add(i * rows.stride + j * L::WIDTH))
+    let mut tile = [[lanes.zero(); VECTORS]; ROWS];
+    if let Some(initial) = sums.initial {
+        for (i, row) in tile.iter_mut().enumerate() {
+            for (j, vector) in row.iter_mut().enumerate() {
+                // SAFETY: row i is readable over the vectors' width.
+                *vector =
+                    unsafe { lanes.sums(initial.first.wrapping_add(i * initial.stride + j * L::WIDTH)) };
+            }
+        }
+    }
+    let mut operands = Operands {
+        // A pointer to every third row, which the compiler must keep: a chain of additions from row to row would take as long as
+        // the products.
+        left: std::array::from_fn(|i| black_box(a.words.wrapping_add(3 * i * a.row))),
+        right: b.words,
+        a,
+        b,
     };
-    let is_whole = segment == WHOLE;
-    // Sums that a tile begins with, and those that a segment's are added to: in memory, as the registers are taken.
-    let (begins_with, mut added_to) = if is_whole { (sums.initial, None) } else { (None, sums.initial) };
-    // A pointer to every third row, which the compiler must keep: a chain of additions from row to row would take as long as
-    // the products.
-    let mut left: [*const u32; HEIGHTS[0] / 3] =
-        std::array::from_fn(|i| black_box(a.words.wrapping_add(3 * i * a.row)));
-    let mut right = b.words;
-    let mut left_over = steps;
-    loop {
-        let mut tile = [[lanes.zero(); VECTORS]; ROWS];
-        if let Some(initial) = begins_with {
-            for (i, row) in tile.iter_mut().enumerate() {
-                for (j, vector) in row.iter_mut().enumerate() {
-                    *vector = read(initial, i, j);
+    if segment == WHOLE {
+        // SAFETY: the caller vouches for the words of all steps.
+        unsafe { operands.multiply(lanes, &mut tile, steps) };
+    } else {
+        for first in (0..steps).step_by(segment) {
+            let mut products = [[lanes.zero(); VECTORS]; ROWS];
+            // SAFETY: as above.
+            unsafe { operands.multiply(lanes, &mut products, segment.min(steps - first)) };
+            for (row, products) in tile.iter_mut().zip(products) {
+                for (vector, products) in row.iter_mut().zip(products) {
+                    *vector = lanes.add(*vector, products);
                 }
             }
         }
-        let count = left_over.min(segment);
-        for _ in 0..count {
+    }
+    for (i, row) in tile.into_iter().enumerate() {
+        for (j, vector) in row.into_iter().enumerate() {
+            let vector = if sums.canonical { lanes.canonical(vector) } else { vector };
+            // SAFETY: row i of `out` is writable over the vectors' width.
+            unsafe { lanes.store(vector, sums.out.first.wrapping_add(i * sums.out.stride + j * L::WIDTH)) };
+        }
+    }
+}
+
+/// The words of both operands from a step on.
+struct Operands {
+    left: [*const u32; HEIGHTS[0] / 3],
+    right: *const u32,
+    a: Left,
+    b: Right,
+}
+
+impl Operands {
+    /// Adds the products of the next `steps` to `tile`.
+    ///
+    /// # Safety
+    /// The words of these steps must be readable: `ROWS` of `a`, `VECTORS` vectors of `b`.
+    #[inline(always)]
+    unsafe fn multiply<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+        &mut self,
+        lanes: L,
+        tile: &mut [[L::Vector; VECTORS]; ROWS],
+        steps: usize,
+    ) {
+        let Self { left, right, a, b } = self;
+        for _ in 0..steps {
             let mut columns = [lanes.zero(); VECTORS];
             for (j, column) in columns.iter_mut().enumerate() {
                 // SAFETY: each step has a row of `b`.
@@ -136,26 +180,10 @@ unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
                     *vector = lanes.multiply_add(*vector, word, column);
                 }
             }
-            for words in &mut left {
+            for words in &mut *left {
                 *words = words.wrapping_add(a.step);
             }
-            right = right.wrapping_add(b.step);
+            *right = right.wrapping_add(b.step);
         }
-        left_over -= count;
-        let is_last = left_over == 0;
-        for (i, row) in tile.into_iter().enumerate() {
-            for (j, vector) in row.into_iter().enumerate() {
-                let vector = added_to.map_or(vector, |sums| lanes.add(read(sums, i, j), vector));
-                let vector = if sums.canonical && is_last { lanes.canonical(vector) } else { vector };
-                // SAFETY: row i of `out` is writable over the vectors' width.
-                unsafe {
-                    lanes.store(vector, sums.out.first.wrapping_add(i * sums.out.stride + j * L::WIDTH))
-                };
-            }
-        }
-        if is_last {
-            return;
-        }
-        added_to = Some(sums.out);
     }
 }

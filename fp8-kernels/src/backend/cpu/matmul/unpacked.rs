@@ -74,7 +74,7 @@ impl Job for Unpacked<'_> {
             let b = Right { words: b[j.min(b.len())..].as_ptr().cast(), step: b_stride };
             let mut i = 0;
             while i < m {
-                let rows = tile::height::<L>(m - i);
+                let rows = tile::height::<L>(m - i, tile::WHOLE);
                 let out = Rows { first: out.wrapping_add(i * out_stride + j), stride: out_stride };
                 let sums = Sums { initial: accumulate.then_some(out), out, canonical: true };
                 // SAFETY: rows i … i + rows and columns j … j + vectors · WIDTH are in the matrices, whose last elements are in their
@@ -100,7 +100,7 @@ impl Job for Unpacked<'_> {
             let starts_from_zero = p == 0 && !accumulate;
             let mut i = 0;
             while i < m {
-                let rows = tile::height::<L>(m - i);
+                let rows = tile::height::<L>(m - i, tile::WHOLE);
                 for (row, tile) in tile.chunks_exact_mut(L::WIDTH).take(rows).enumerate() {
                     let out = out.wrapping_add((i + row) * out_stride + j);
                     for (column, value) in tile[..count].iter_mut().enumerate() {
