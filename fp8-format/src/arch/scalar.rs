@@ -13,7 +13,9 @@ pub(crate) use blocks::{
     amax_columns, amaxes, dequantize_blocks, mx_scales, quantize_blocks, quantize_columns, quantize_row,
     quantize_rows, quantize_tiles, scales,
 };
-pub(crate) use fp4::{FP4_BLOCK, FP4_VALUES, Peak, fp4_codes, fp4_peaks, fp4_scales, fp4_values, fp4_words};
+#[cfg(all(target_arch = "x86_64", feature = "std"))]
+pub(crate) use fp4::FP4_VALUES;
+pub(crate) use fp4::{FP4_BLOCK, Peak, fp4_codes, fp4_peaks, fp4_scales, fp4_values, fp4_words};
 
 /// Elements that loops take at a time: enough for the widest vectors, few enough for registers or the nearest cache.
 const BLOCK: usize = 64;

@@ -61,3 +61,26 @@ impl<L: Lanes> Form<L> for Fp4 {
         lanes.decode_fp4(stored, step)
     }
 }
+
+/// Adds the products of the steps of a vector of stored words.
+///
+/// Not a closure, which would be compiled without the instructions of the lanes unless it is inlined.
+///
+/// # Safety
+/// `a` must have a word for each step and row.
+#[inline(always)]
+pub(super) unsafe fn add<L: Lanes, F: Form<L>, const ROWS: usize>(
+    lanes: L,
+    sums: &mut [L::Vector; ROWS],
+    a: *const u32,
+    stored: L::Vector,
+) {
+    for step in 0..F::STEPS {
+        let column = F::words(lanes, stored, step);
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for the word of this step and row.
+            let word = lanes.splat(unsafe { *a.wrapping_add(step * ROWS + row) });
+            *sum = lanes.multiply_add(*sum, word, column);
+        }
+    }
+}

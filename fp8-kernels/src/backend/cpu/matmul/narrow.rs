@@ -5,7 +5,7 @@
 //! order of every sum, and with it the bits, are those of the packed product. Codes and bf16 values are decoded behind that, in
 //! registers ([`form`](super::form)). What remains at the edges, and f16 values, are decoded a few lines at a time, in the first cache.
 
-use super::form::{Bf16, Codes, Form, Words};
+use super::form::{Bf16, Codes, Form, Words, add};
 use super::lanes::Lanes;
 use super::pack::{self, Elements, Lines};
 use super::task::{Folded, Task};
@@ -262,28 +262,5 @@ fn sized<L: Lanes, F: Form<L>, const ROWS: usize>(
     for (sum, row) in sums.into_iter().zip(tile.chunks_exact_mut(L::WIDTH)) {
         // SAFETY: the row is a vector long.
         unsafe { lanes.store(sum, row.as_mut_ptr()) };
-    }
-}
-
-/// Adds the products of the steps of a vector of stored words.
-///
-/// Not a closure, which would be compiled without the instructions of the lanes unless it is inlined.
-///
-/// # Safety
-/// `a` must have a word for each step and row.
-#[inline(always)]
-unsafe fn add<L: Lanes, F: Form<L>, const ROWS: usize>(
-    lanes: L,
-    sums: &mut [L::Vector; ROWS],
-    a: *const u32,
-    stored: L::Vector,
-) {
-    for step in 0..F::STEPS {
-        let column = F::words(lanes, stored, step);
-        for (row, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller vouches for the word of this step and row.
-            let word = lanes.splat(unsafe { *a.wrapping_add(step * ROWS + row) });
-            *sum = lanes.multiply_add(*sum, word, column);
-        }
     }
 }

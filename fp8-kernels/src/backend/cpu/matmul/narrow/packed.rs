@@ -3,10 +3,9 @@
 //! The products of a block are summed by themselves and multiplied by the block's scale: both are exact, so that is the sum of the
 //! products of scaled values.
 
-use super::super::form::{Form, Fp4};
+use super::super::form::{Form, Fp4, add};
 use super::super::lanes::Lanes;
 use super::super::pack::{Lines, Packed};
-use super::{LARGEST_TILE, add};
 
 /// Words of the codes of a block.
 const WORDS: usize = 2;
@@ -23,7 +22,7 @@ pub(super) fn sized<L: Lanes, const ROWS: usize>(
     b: Lines<'_>,
     packed: &Packed<'_>,
     [outer, k]: [usize; 2],
-    tile: &mut [f32; LARGEST_TILE],
+    tile: &mut [f32],
 ) {
     let steps = <Fp4 as Form<L>>::STEPS;
     // Stored words of a line.
