@@ -21,6 +21,7 @@ impl Lanes for Avx2 {
     const WIDTH: usize = 8;
     const ROWS: usize = 6;
     const PAIRS: bool = false;
+    const OFFSET: u8 = OFFSET;
 
     #[inline(always)]
     fn zero(self) -> __m256 {
@@ -65,9 +66,27 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn add(self, sums: __m256, others: __m256) -> __m256 {
+    fn multiply(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: `self` proves AVX.
-        unsafe { _mm256_add_ps(sums, others) }
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, codes: [u8; 8], table: &[u8; 16]) -> [u32; 4] {
+        // SAFETY: `self` proves AVX.
+        unsafe { look_up(codes, table) }
+    }
+
+    #[inline(always)]
+    fn block_sum(self, a: [__m256; 4], b: [__m256; 4], start: __m256) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { block_sum(a, b, start) }
+    }
+
+    #[inline(always)]
+    fn block_start(self, b: [__m256; 4]) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { block_start(b) }
     }
 
     #[inline(always)]
@@ -184,6 +203,48 @@ fn decode_fp4(codes: __m256, step: usize) -> __m256 {
     let sign = _mm256_sllv_epi32(codes, splat(28 - 4 * step as u32));
     let sign = _mm256_and_si256(sign, splat(0x8000_0000));
     _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))
+}
+
+/// The offset of unsigned bytes: the instruction that multiplies bytes takes unsigned and signed ones.
+pub(super) const OFFSET: u8 = 12;
+
+/// Implements [`Lanes::look_up`].
+#[inline]
+#[target_feature(enable = "avx")]
+pub(super) fn look_up(codes: [u8; 8], table: &[u8; 16]) -> [u32; 4] {
+    let codes = _mm_cvtsi64_si128(i64::from_le_bytes(codes));
+    let all = _mm_unpacklo_epi8(codes, _mm_srli_epi64::<4>(codes));
+    let all = _mm_and_si128(all, _mm_set1_epi8(0xF));
+    // SAFETY: the table is 16 bytes long.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    let mut words = [0; 4];
+    // SAFETY: the words have 16 bytes.
+    unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm_shuffle_epi8(table, all)) };
+    words
+}
+
+/// Implements [`Lanes::block_sum`]. A sum is two integers of 16 bits, each of them less than 2 · 16 · 24 · 12.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn block_sum(a: [__m256; 4], b: [__m256; 4], start: __m256) -> __m256 {
+    let mut sums = _mm256_castps_si256(start);
+    for (a, b) in a.into_iter().zip(b) {
+        let products = _mm256_maddubs_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b));
+        sums = _mm256_add_epi16(sums, products);
+    }
+    _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)))
+}
+
+/// Implements [`Lanes::block_start`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn block_start(b: [__m256; 4]) -> __m256 {
+    let mut start = _mm256_setzero_si256();
+    for b in b {
+        let products = _mm256_maddubs_epi16(_mm256_set1_epi8(OFFSET.cast_signed()), _mm256_castps_si256(b));
+        start = _mm256_sub_epi16(start, products);
+    }
+    _mm256_castsi256_ps(start)
 }
 
 /// Implements [`Lanes::widen`].

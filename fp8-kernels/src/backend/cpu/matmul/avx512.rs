@@ -1,5 +1,6 @@
 //! The lanes of AVX-512: f32, and pairs of bf16 values with `vdpbf16ps`.
 
+use super::avx2::{OFFSET, look_up};
 use super::decoding::{Decoding, FP4_VALUES};
 use super::lanes::Lanes;
 use std::arch::x86_64::*;
@@ -44,6 +45,7 @@ macro_rules! lanes {
             const WIDTH: usize = 16;
             const ROWS: usize = 12;
             const PAIRS: bool = $pairs;
+            const OFFSET: u8 = OFFSET;
 
             #[inline(always)]
             fn zero(self) -> __m512 {
@@ -88,9 +90,27 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
-            fn add(self, sums: __m512, others: __m512) -> __m512 {
+            fn multiply(self, a: __m512, b: __m512) -> __m512 {
                 // SAFETY: `self` proves AVX-512 F.
-                unsafe { _mm512_add_ps(sums, others) }
+                unsafe { _mm512_mul_ps(a, b) }
+            }
+
+            #[inline(always)]
+            fn look_up(self, codes: [u8; 8], table: &[u8; 16]) -> [u32; 4] {
+                // SAFETY: `self` proves AVX2.
+                unsafe { look_up(codes, table) }
+            }
+
+            #[inline(always)]
+            fn block_sum(self, a: [__m512; 4], b: [__m512; 4], start: __m512) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F and BW.
+                unsafe { block_sum(a, b, start) }
+            }
+
+            #[inline(always)]
+            fn block_start(self, b: [__m512; 4]) -> __m512 {
+                // SAFETY: `self` proves AVX-512 F and BW.
+                unsafe { block_start(b) }
             }
 
             #[inline(always)]
@@ -254,6 +274,30 @@ fn decode_pairs<const IS_E5M2: bool>(codes: __m512, step: usize) -> __m512 {
     let table = unsafe { _mm512_loadu_si512(table.as_ptr().cast()) };
     let value = _mm512_mask_permutexvar_epi16(normal, is_not_normal, code, table);
     _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xF8>(value, code, splat(0x8000_0000)))
+}
+
+/// Implements [`Lanes::block_sum`] as AVX2 does.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn block_sum(a: [__m512; 4], b: [__m512; 4], start: __m512) -> __m512 {
+    let mut sums = _mm512_castps_si512(start);
+    for (a, b) in a.into_iter().zip(b) {
+        let products = _mm512_maddubs_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b));
+        sums = _mm512_add_epi16(sums, products);
+    }
+    _mm512_cvtepi32_ps(_mm512_madd_epi16(sums, _mm512_set1_epi16(1)))
+}
+
+/// Implements [`Lanes::block_start`] as AVX2 does.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn block_start(b: [__m512; 4]) -> __m512 {
+    let mut start = _mm512_setzero_si512();
+    for b in b {
+        let products = _mm512_maddubs_epi16(_mm512_set1_epi8(OFFSET.cast_signed()), _mm512_castps_si512(b));
+        start = _mm512_sub_epi16(start, products);
+    }
+    _mm512_castsi512_ps(start)
 }
 
 /// Implements [`Lanes::decode_fp4`] in f32.

@@ -1,6 +1,7 @@
 //! The steps from a sum to its stored value: factors, addend, bias, rounding, accumulation.
 
 use super::super::Floats;
+use super::integers::BLOCK;
 use crate::element::Float;
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -17,13 +18,10 @@ pub(crate) enum Factors<'a> {
     /// Factors for each block of `length` values of k: those of all rows for the first block, then for the second, … The sum of
     /// a block is multiplied by its factors and added to that of the blocks before it.
     Blocks { a: &'a [f32], b: &'a [f32], length: usize },
-    /// One factor for each operand, and sums of their own for each [`SEGMENT`] values of k, which are added up: they are exact in
+    /// One factor for each operand, and sums of their own for each 16 values of k, which are added up: they are exact in
     /// NVFP4, whose blocks have this length.
     Segments([f32; 2]),
 }
-
-/// Values of k whose products are summed by themselves under [`Factors::Segments`].
-pub(super) const SEGMENT: usize = 16;
 
 impl Factors<'_> {
     fn is_none(&self) -> bool {
@@ -82,7 +80,7 @@ impl Epilogue<'_> {
     /// The values of k whose products are summed by themselves, if not all are.
     #[inline(always)]
     pub(super) fn segment(&self) -> Option<usize> {
-        matches!(self.factors, Factors::Segments(_)).then_some(SEGMENT)
+        matches!(self.factors, Factors::Segments(_)).then_some(BLOCK)
     }
 
     /// Whether sums are stored as they are.

@@ -21,6 +21,9 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     const ROWS: usize;
     /// Whether a word holds two bf16 values.
     const PAIRS: bool;
+    /// What the bytes of the first operand of [`block_sum`](Self::block_sum) are increased by, so that none is below 0; 0 where the
+    /// instructions take signed bytes.
+    const OFFSET: u8;
 
     fn zero(self) -> Self::Vector;
 
@@ -52,8 +55,26 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Adds sums times their factors, which are f32 for all lanes: one fused multiply-add.
     fn add_product(self, sums: Self::Vector, others: Self::Vector, factors: Self::Vector) -> Self::Vector;
 
-    /// Adds two vectors of sums.
-    fn add(self, sums: Self::Vector, others: Self::Vector) -> Self::Vector;
+    /// Multiplies two vectors of f32 values.
+    fn multiply(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+
+    /// Returns the entry of `table` for each of 16 codes of E2M1, the first of a byte in its lower half: bytes in four words.
+    #[inline(always)]
+    fn look_up(self, codes: [u8; 8], table: &[u8; 16]) -> [u32; 4] {
+        let mut bytes = [0; 16];
+        for (pair, codes) in bytes.chunks_exact_mut(2).zip(codes) {
+            pair[0] = table[usize::from(codes & 0xF)];
+            pair[1] = table[usize::from(codes >> 4)];
+        }
+        bytemuck::cast(bytes)
+    }
+
+    /// Returns the sums of the products of blocks of 16 integers of at most 12 in magnitude, which are bytes of four vectors of words,
+    /// as f32. `start` is [`block_start`](Self::block_start) of `b`.
+    fn block_sum(self, a: [Self::Vector; 4], b: [Self::Vector; 4], start: Self::Vector) -> Self::Vector;
+
+    /// Returns the integers from which sums of products with `b` start, so that [`OFFSET`](Self::OFFSET) adds nothing.
+    fn block_start(self, b: [Self::Vector; 4]) -> Self::Vector;
 
     /// Replaces every NaN by `f32::NAN`, whose bits are the same on every CPU.
     fn canonical(self, sums: Self::Vector) -> Self::Vector;
@@ -107,6 +128,7 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     // As the vector units that it models: 32 registers, but 16 where vectors have 8 lanes.
     const ROWS: usize = if N == 8 { 6 } else { 12 };
     const PAIRS: bool = PAIRS;
+    const OFFSET: u8 = 0;
 
     #[inline(always)]
     fn zero(self) -> [f32; N] {
@@ -155,8 +177,25 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     }
 
     #[inline(always)]
-    fn add(self, sums: [f32; N], others: [f32; N]) -> [f32; N] {
-        std::array::from_fn(|i| sums[i] + others[i])
+    fn multiply(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn block_sum(self, a: [[f32; N]; 4], b: [[f32; N]; 4], _: [f32; N]) -> [f32; N] {
+        let mut sums = [0i16; N];
+        for (a, b) in a.iter().zip(&b) {
+            for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+                let [a, b] = [a, b].map(|word| bytemuck::cast::<f32, [i8; 4]>(*word));
+                *sum += a.iter().zip(b).map(|(a, b)| i16::from(*a) * i16::from(b)).sum::<i16>();
+            }
+        }
+        sums.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn block_start(self, _: [[f32; N]; 4]) -> [f32; N] {
+        [0.0; N]
     }
 
     #[inline(always)]

@@ -6,6 +6,7 @@
 //! accumulates into as it is.
 //!
 //! In NVFP4 the products of each block of 16 values of k are summed by themselves, which is exact, and the blocks are added in their order.
+//! Such products are computed as [`integers`], unless they have few rows.
 //!
 //! Operands are f32, bf16, f16, FP8 codes or packed codes of 4 bits, contiguous along k or along the other dimension. Blocks of them are decoded while
 //! they are *packed* into the order in which the micro-kernel reads them; no operand is transposed or decoded as a whole.
@@ -20,6 +21,7 @@
 //! | [`path`] | which of them the CPU has |
 //! | [`tile`] | the micro-kernel: one tile of sums in registers |
 //! | [`pack`] | blocks of the operands in the order of the micro-kernel |
+//! | [`integers`] | blocks of codes of NVFP4, and their micro-kernel |
 //! | [`task`] | the loops over blocks and tiles of one thread's part |
 //! | [`narrow`] | products of few rows, whose second operand is not packed |
 //! | [`form`] | how FP8 codes and bf16 values are read in such products |
@@ -34,6 +36,7 @@ mod avx512;
 mod decoding;
 mod epilogue;
 mod form;
+mod integers;
 mod lanes;
 mod narrow;
 #[cfg(target_arch = "aarch64")]
@@ -130,5 +133,6 @@ fn matmul_on(
     }
     debug_assert!(!vectors.has_pairs() || takes_pairs(a, b, epilogue));
     let task = Task::new(op, [m, n, k], a, b, epilogue, &out, blocks);
+    debug_assert_eq!(task.packed().is_some(), epilogue.segment().is_some());
     parts.for_each([m, n], |rows, cols| task.run(vectors, rows, cols))
 }

@@ -21,6 +21,7 @@ impl Lanes for Neon {
     const WIDTH: usize = 4;
     const ROWS: usize = 12;
     const PAIRS: bool = false;
+    const OFFSET: u8 = 0;
 
     #[inline(always)]
     fn zero(self) -> float32x4_t {
@@ -65,9 +66,20 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn add(self, sums: float32x4_t, others: float32x4_t) -> float32x4_t {
+    fn multiply(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` proves NEON.
-        unsafe { vaddq_f32(sums, others) }
+        unsafe { vmulq_f32(a, b) }
+    }
+
+    #[inline(always)]
+    fn block_sum(self, a: [float32x4_t; 4], b: [float32x4_t; 4], _: float32x4_t) -> float32x4_t {
+        // SAFETY: `self` proves NEON.
+        unsafe { block_sum(a, b) }
+    }
+
+    #[inline(always)]
+    fn block_start(self, _: [float32x4_t; 4]) -> float32x4_t {
+        self.zero()
     }
 
     #[inline(always)]
@@ -171,6 +183,20 @@ fn decode_fp4(codes: float32x4_t, step: usize) -> float32x4_t {
     // SAFETY: the others.
     let lower = unsafe { vld1q_u8(TABLE.as_ptr().wrapping_add(16)) };
     vreinterpretq_f32_u8(vqtbl2q_u8(uint8x16x2_t(upper, lower), vreinterpretq_u8_u32(at)))
+}
+
+/// Implements [`Lanes::block_sum`].
+#[inline]
+#[target_feature(enable = "neon")]
+fn block_sum(a: [float32x4_t; 4], b: [float32x4_t; 4]) -> float32x4_t {
+    // Four integers of 16 bits for each sum: of the first two sums, and of the others.
+    let (mut low, mut high) = (vdupq_n_s16(0), vdupq_n_s16(0));
+    for (a, b) in a.into_iter().zip(b) {
+        let (a, b) = (vreinterpretq_s8_f32(a), vreinterpretq_s8_f32(b));
+        low = vmlal_s8(low, vget_low_s8(a), vget_low_s8(b));
+        high = vmlal_high_s8(high, a, b);
+    }
+    vcvtq_f32_s32(vpaddlq_s16(vpaddq_s16(low, high)))
 }
 
 /// Implements [`Lanes::widen`].

@@ -6,6 +6,7 @@
 //! beside it, whose product adds nothing.
 
 use super::super::{Floats, codec};
+use super::integers::BLOCK;
 use super::lanes::Lanes;
 use super::tile::Left;
 use crate::element::Float;
@@ -47,16 +48,21 @@ impl Packed<'_> {
         u32::from_ne_bytes(bytes)
     }
 
+    /// Returns the codes and the scales of a row, from the beginning of a block on.
+    #[inline(always)]
+    pub(super) fn line(&self, row: usize, ks: &Range<usize>) -> (&[u8], &[E4M3]) {
+        debug_assert!(ks.start.is_multiple_of(BLOCK));
+        let codes = &self.codes[row * self.width + ks.start / 2..][..ks.len().div_ceil(2)];
+        let first = row / self.height * self.across + ks.start / BLOCK;
+        (codes, &self.scales[first..][..ks.len().div_ceil(BLOCK)])
+    }
+
     /// Reads values of a row, from the beginning of a block on. They are exact in bf16: six bits and a small exponent.
     fn values<D: Source>(&self, row: usize, ks: &Range<usize>, values: &mut [D]) -> Result<()> {
-        const BLOCK: usize = 16;
-        debug_assert!(ks.start.is_multiple_of(BLOCK));
-        let len = values.len();
-        let codes = &self.codes[row * self.width + ks.start / 2..][..len.div_ceil(2)];
-        let scales =
-            &self.scales[row / self.height * self.across + ks.start / BLOCK..][..len.div_ceil(BLOCK)];
+        let (codes, scales) = self.line(row, ks);
         let one = TensorScale::from_encode(1.0);
-        Ok(slice::dequantize_nvfp4(codes, 1, len, fp8_format::Blocks::B1x16, scales, one, values)?)
+        let blocks = fp8_format::Blocks::B1x16;
+        Ok(slice::dequantize_nvfp4(codes, 1, values.len(), blocks, scales, one, values)?)
     }
 }
 
@@ -254,7 +260,7 @@ pub(super) fn steps<L: Lanes>(ks: usize) -> usize {
 
 /// Transposes `L::WIDTH` lines of `steps` words each into columns of `to`.
 #[inline(always)]
-fn transpose<L: Lanes>(lanes: L, from: Lines<'_>, to: &mut [u32], width: usize, steps: usize) {
+pub(super) fn transpose<L: Lanes>(lanes: L, from: Lines<'_>, to: &mut [u32], width: usize, steps: usize) {
     let Lines { words: from, stride } = from;
     // `stride` is at least `steps`, so this is the last word that is read.
     assert!(steps > 0 && from.len() >= (L::WIDTH - 1) * stride + steps);

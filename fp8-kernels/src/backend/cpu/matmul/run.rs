@@ -1,11 +1,12 @@
 //! The loops of one thread: blocks that stay in its caches, tiles that stay in registers.
 
 use super::super::scratch;
+use super::integers;
 use super::lanes::Lanes;
 use super::narrow::{self, Narrow};
 use super::pack;
 use super::task::{Blocks, Folded, Task};
-use super::tile::{self, Left, Right, Rows, Sums, WHOLE};
+use super::tile::{self, Left, Right, Rows, Sums};
 use super::vectors::{Job, Vectors};
 use crate::Result;
 use std::ops::Range;
@@ -16,20 +17,27 @@ impl Task<'_> {
         if let Some(words) = self.narrow_words(vectors, rows.len())? {
             return self.run_narrow(vectors, rows, cols, words);
         }
-        struct Sizes<'a>(&'a mut [usize; 2], [usize; 3]);
+        struct Sizes<'a> {
+            words: &'a mut [usize; 2],
+            block: [usize; 3],
+            is_packed: bool,
+        }
         impl Job for Sizes<'_> {
             #[inline(always)]
             fn run<L: Lanes>(self, _: L) -> Result<()> {
-                let [rows, cols, ks] = self.1;
-                let steps = pack::steps::<L>(ks);
-                *self.0 = [pack::left_words(rows, steps), pack::right_words::<L>(cols, steps)];
+                let Self { words, block: [rows, cols, ks], is_packed } = self;
+                let left = match is_packed {
+                    true => integers::left_words(rows, ks),
+                    false => pack::left_words(rows, pack::steps::<L>(ks)),
+                };
+                *words = [left, pack::right_words::<L>(cols, right_steps::<L>(is_packed, ks))];
                 Ok(())
             }
         }
         let Blocks { rows: most_rows, cols: most_cols, ks: most_ks } = self.blocks;
         let block = [rows.len().min(most_rows), cols.len().min(most_cols), self.k.min(most_ks).max(1)];
         let mut words = [0; 2];
-        vectors.run(Sizes(&mut words, block))?;
+        vectors.run(Sizes { words: &mut words, block, is_packed: self.packed().is_some() })?;
         // Unfinished sums wait in the output where it can hold them.
         let waits_outside =
             self.k > most_ks && (self.out.as_f32().is_none() || self.epilogue.adds_to_output());
@@ -79,6 +87,12 @@ impl Task<'_> {
     }
 }
 
+/// Returns the rows of a panel of `b`.
+#[inline(always)]
+fn right_steps<L: Lanes>(is_packed: bool, ks: usize) -> usize {
+    if is_packed { integers::right_steps(ks) } else { pack::steps::<L>(ks) }
+}
+
 /// Words of a cache line.
 const LINE: usize = 16;
 
@@ -102,6 +116,7 @@ impl Job for Part<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> Result<()> {
         let Self { task, rows, cols, block: [most_rows, most_cols, most_ks], left, right, waiting } = self;
+        let packed = task.packed();
         let unfinished = match waiting {
             Some(waiting) => {
                 let sums = Rows { first: waiting.as_mut_ptr(), stride: cols.len() };
@@ -117,14 +132,21 @@ impl Job for Part<'_> {
             // Without products there is one block of no steps.
             for first_k in (0..task.k.max(1)).step_by(most_ks) {
                 let ks = first_k..task.k.min(first_k + most_ks);
-                pack::right(lanes, &task.b, block_cols.clone(), ks.clone(), right)?;
+                match &packed {
+                    Some([_, b]) => integers::right(lanes, b, block_cols.clone(), &ks, right),
+                    None => pack::right(lanes, &task.b, block_cols.clone(), ks.clone(), right)?,
+                }
                 for first_row in rows.clone().step_by(most_rows) {
                     let block_rows = first_row..rows.end.min(first_row + most_rows);
-                    let left = pack::left::<L>(&task.a, block_rows.clone(), ks.clone(), left)?;
+                    let left = match &packed {
+                        Some([a, _]) => integers::left(lanes, a, block_rows.clone(), &ks, left),
+                        None => pack::left::<L>(&task.a, block_rows.clone(), ks.clone(), left)?,
+                    };
                     Block {
                         rows: block_rows,
                         cols: block_cols.clone(),
                         ks: ks.clone(),
+                        is_packed: packed.is_some(),
                         left,
                         right,
                         unfinished,
@@ -158,6 +180,8 @@ struct Block<'a> {
     rows: Range<usize>,
     cols: Range<usize>,
     ks: Range<usize>,
+    /// Whether the operands were packed as [`integers`].
+    is_packed: bool,
     left: Left,
     right: &'a [u32],
     unfinished: Option<Unfinished>,
@@ -166,18 +190,18 @@ struct Block<'a> {
 impl Block<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L, task: &Task<'_>) {
-        let Self { rows, cols, ks, left, right, unfinished } = self;
+        let Self { rows, cols, ks, is_packed, left, right, unfinished } = self;
         let (is_first, is_last) = (ks.start == 0, ks.end == task.k);
         let folded = Folded::new(task, ks.start);
         let starts_from_zero = folded.is_some() || is_first && !task.epilogue.starts_from_output();
         let stores_sums =
             folded.is_none() && (!is_last || task.epilogue.is_plain() && task.out.as_f32().is_some());
-        let (steps, padded) = (pack::steps::<L>(ks.len()), cols.len().next_multiple_of(L::WIDTH));
-        let segment = task.epilogue.segment().map_or(WHOLE, pack::steps::<L>);
+        let (steps, padded) = (right_steps::<L>(is_packed, ks.len()), cols.len().next_multiple_of(L::WIDTH));
         let mut spare = [0.0; LARGEST_TILE];
         let mut row = rows.start;
         while row < rows.end {
-            let height = tile::height::<L>(rows.end - row, segment);
+            let rest = rows.end - row;
+            let height = if is_packed { integers::height(rest) } else { tile::height::<L>(rest) };
             let words = left.words.wrapping_add((row - rows.start) * left.row);
             for col in (0..cols.len()).step_by(2 * L::WIDTH) {
                 let (panel, width) = pack::panel::<L>(col, padded, steps);
@@ -199,9 +223,13 @@ impl Block<'_> {
                 let out = place.filter(|_| stores_sums).unwrap_or(local);
                 let sums = Sums { initial, out, canonical: is_last && stores_sums };
                 let (size, left) = ([height, width / L::WIDTH], Left { words, ..left });
-                // SAFETY: `left` and the panel were packed with these rows, columns and steps. The sums are the tile's place in
-                // memory that this part of the output alone uses, or `spare`.
-                unsafe { tile::tile(lanes, size, [steps, segment], left, panel, sums) };
+                match is_packed {
+                    // SAFETY: `left` and the panel were packed with these rows, columns and blocks. The sums are the tile's place in
+                    // memory that this part of the output alone uses, or `spare`.
+                    true => unsafe { integers::tile(lanes, size, ks.len(), left, panel, sums) },
+                    // SAFETY: as above, with steps.
+                    false => unsafe { tile::tile(lanes, size, steps, left, panel, sums) },
+                }
                 if let Some(folded) = &folded {
                     let before = waiting.filter(|_| !is_first);
                     // SAFETY: the sums of the blocks before wait where `waiting` says, `height` rows of `count`.

@@ -2,7 +2,7 @@
 
 use super::super::parallel;
 use super::epilogue::{Epilogue, Factors, Out};
-use super::pack::Matrix;
+use super::pack::{Elements, Matrix, Packed};
 use super::tile::Rows;
 use super::vectors::Vectors;
 use crate::Result;
@@ -106,6 +106,15 @@ impl<'a> Task<'a> {
         assert!(!epilogue.accumulate || out.as_f32().is_some());
         let ks = if let Factors::Blocks { length, .. } = epilogue.factors { length } else { blocks.ks };
         Self { op, m, n, k, a, b, epilogue, out, blocks: Blocks { ks, ..blocks } }
+    }
+
+    /// Both operands, if they are packed codes.
+    #[inline(always)]
+    pub(super) fn packed(&self) -> Option<[Packed<'a>; 2]> {
+        match (self.a.elements, self.b.elements) {
+            (Elements::Packed(a), Elements::Packed(b)) => Some([a, b]),
+            _ => None,
+        }
     }
 }
 

@@ -38,6 +38,56 @@ pub(super) struct Sums {
     pub(super) canonical: bool,
 }
 
+impl Sums {
+    /// Returns the place of the sums `cols` columns further on.
+    #[inline(always)]
+    pub(super) fn beyond(self, cols: usize) -> Self {
+        let shift = |rows: Rows| Rows { first: rows.first.wrapping_add(cols), ..rows };
+        Self { initial: self.initial.map(shift), out: shift(self.out), ..self }
+    }
+
+    /// Returns the sums that a tile of `ROWS` rows of `VECTORS` vectors starts from.
+    ///
+    /// # Safety
+    /// So much must be readable.
+    #[inline(always)]
+    pub(super) unsafe fn load<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+        self,
+        lanes: L,
+    ) -> [[L::Vector; VECTORS]; ROWS] {
+        let mut tile = [[lanes.zero(); VECTORS]; ROWS];
+        if let Some(Rows { first, stride }) = self.initial {
+            for (i, row) in tile.iter_mut().enumerate() {
+                for (j, vector) in row.iter_mut().enumerate() {
+                    // SAFETY: the caller vouches for row i.
+                    *vector = unsafe { lanes.sums(first.wrapping_add(i * stride + j * L::WIDTH)) };
+                }
+            }
+        }
+        tile
+    }
+
+    /// Stores a tile.
+    ///
+    /// # Safety
+    /// Its rows must be writable.
+    #[inline(always)]
+    pub(super) unsafe fn store<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+        self,
+        lanes: L,
+        tile: [[L::Vector; VECTORS]; ROWS],
+    ) {
+        let Rows { first, stride } = self.out;
+        for (i, row) in tile.into_iter().enumerate() {
+            for (j, vector) in row.into_iter().enumerate() {
+                let vector = if self.canonical { lanes.canonical(vector) } else { vector };
+                // SAFETY: the caller vouches for row i.
+                unsafe { lanes.store(vector, first.wrapping_add(i * stride + j * L::WIDTH)) };
+            }
+        }
+    }
+}
+
 /// Columns of words of `b`, which has one row a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Right {
@@ -46,11 +96,7 @@ pub(super) struct Right {
     pub(super) step: usize,
 }
 
-/// The length of a segment that is never full: all steps are one sum.
-pub(super) const WHOLE: usize = usize::MAX;
-
-/// Adds `steps` words of `rows` rows of `a` times columns of `b`, which are `vectors` vectors. Each `segment` of the steps is summed by
-/// itself and then added, unless it is [`WHOLE`].
+/// Adds `steps` words of `rows` rows of `a` times columns of `b`, which are `vectors` vectors.
 ///
 /// # Safety
 /// `rows` is one of [`HEIGHTS`] and at most `L::ROWS`; `vectors` is 1 or 2. The words that this names must be readable, the
@@ -59,12 +105,11 @@ pub(super) const WHOLE: usize = usize::MAX;
 pub(super) unsafe fn tile<L: Lanes>(
     lanes: L,
     [rows, vectors]: [usize; 2],
-    [steps, segment]: [usize; 2],
+    steps: usize,
     a: Left,
     b: Right,
     sums: Sums,
 ) {
-    let steps = [steps, segment.max(1)];
     macro_rules! of_size {
         ($($rows:literal)*) => {
             match (rows, vectors) {
@@ -84,14 +129,10 @@ pub(super) unsafe fn tile<L: Lanes>(
 /// The heights of tiles, the largest first.
 const HEIGHTS: [usize; 6] = [12, 8, 6, 4, 2, 1];
 
-/// The most rows of a tile with segments for vectors with 32 registers, which hold two sums for each place then.
-const SEGMENTED_ROWS: usize = 6;
-
-/// Returns the largest height of a tile for `rows` rows, at least 1, with such segments.
+/// Returns the largest height of a tile for `rows` rows, at least 1.
 #[inline(always)]
-pub(super) fn height<L: Lanes>(rows: usize, segment: usize) -> usize {
-    let most = if segment == WHOLE { L::ROWS } else { L::ROWS.min(SEGMENTED_ROWS) };
-    HEIGHTS.into_iter().find(|&height| height <= rows.min(most)).unwrap_or(1)
+pub(super) fn height<L: Lanes>(rows: usize) -> usize {
+    HEIGHTS.into_iter().find(|&height| height <= rows.min(L::ROWS)).unwrap_or(1)
 }
 
 /// # Safety
@@ -99,91 +140,36 @@ pub(super) fn height<L: Lanes>(rows: usize, segment: usize) -> usize {
 #[inline(always)]
 unsafe fn sized<L: Lanes, const ROWS: usize, const VECTORS: usize>(
     lanes: L,
-    [steps, segment]: [usize; 2],
+    steps: usize,
     a: Left,
     b: Right,
     sums: Sums,
 ) {
-    let mut tile = [[lanes.zero(); VECTORS]; ROWS];
-    if let Some(initial) = sums.initial {
+    // SAFETY: the caller vouches for the sums.
+    let mut tile = unsafe { sums.load::<L, ROWS, VECTORS>(lanes) };
+    // A pointer to every third row, which the compiler must keep: a chain of additions from row to row would take as long as
+    // the products.
+    let mut left: [*const u32; HEIGHTS[0] / 3] =
+        std::array::from_fn(|i| black_box(a.words.wrapping_add(3 * i * a.row)));
+    let mut right = b.words;
+    for _ in 0..steps {
+        let mut columns = [lanes.zero(); VECTORS];
+        for (j, column) in columns.iter_mut().enumerate() {
+            // SAFETY: each step has a row of `b`.
+            *column = unsafe { lanes.words(right.wrapping_add(j * L::WIDTH)) };
+        }
         for (i, row) in tile.iter_mut().enumerate() {
-            for (j, vector) in row.iter_mut().enumerate() {
-                // SAFETY: row i is readable over the vectors' width.
-                *vector =
-                    unsafe { lanes.sums(initial.first.wrapping_add(i * initial.stride + j * L::WIDTH)) };
+            // SAFETY: row i has a word for each step.
+            let word = lanes.splat(unsafe { *left[i / 3].wrapping_add(i % 3 * a.row) });
+            for (vector, column) in row.iter_mut().zip(columns) {
+                *vector = lanes.multiply_add(*vector, word, column);
             }
         }
-    }
-    let mut operands = Operands {
-        // A pointer to every third row, which the compiler must keep: a chain of additions from row to row would take as long as
-        // the products.
-        left: std::array::from_fn(|i| black_box(a.words.wrapping_add(3 * i * a.row))),
-        right: b.words,
-        a,
-        b,
-    };
-    if segment == WHOLE {
-        // SAFETY: the caller vouches for the words of all steps.
-        unsafe { operands.multiply(lanes, &mut tile, steps) };
-    } else {
-        for first in (0..steps).step_by(segment) {
-            let mut products = [[lanes.zero(); VECTORS]; ROWS];
-            // SAFETY: as above.
-            unsafe { operands.multiply(lanes, &mut products, segment.min(steps - first)) };
-            for (row, products) in tile.iter_mut().zip(products) {
-                for (vector, products) in row.iter_mut().zip(products) {
-                    *vector = lanes.add(*vector, products);
-                }
-            }
+        for words in &mut left {
+            *words = words.wrapping_add(a.step);
         }
+        right = right.wrapping_add(b.step);
     }
-    for (i, row) in tile.into_iter().enumerate() {
-        for (j, vector) in row.into_iter().enumerate() {
-            let vector = if sums.canonical { lanes.canonical(vector) } else { vector };
-            // SAFETY: row i of `out` is writable over the vectors' width.
-            unsafe { lanes.store(vector, sums.out.first.wrapping_add(i * sums.out.stride + j * L::WIDTH)) };
-        }
-    }
-}
-
-/// The words of both operands from a step on.
-struct Operands {
-    left: [*const u32; HEIGHTS[0] / 3],
-    right: *const u32,
-    a: Left,
-    b: Right,
-}
-
-impl Operands {
-    /// Adds the products of the next `steps` to `tile`.
-    ///
-    /// # Safety
-    /// The words of these steps must be readable: `ROWS` of `a`, `VECTORS` vectors of `b`.
-    #[inline(always)]
-    unsafe fn multiply<L: Lanes, const ROWS: usize, const VECTORS: usize>(
-        &mut self,
-        lanes: L,
-        tile: &mut [[L::Vector; VECTORS]; ROWS],
-        steps: usize,
-    ) {
-        let Self { left, right, a, b } = self;
-        for _ in 0..steps {
-            let mut columns = [lanes.zero(); VECTORS];
-            for (j, column) in columns.iter_mut().enumerate() {
-                // SAFETY: each step has a row of `b`.
-                *column = unsafe { lanes.words(right.wrapping_add(j * L::WIDTH)) };
-            }
-            for (i, row) in tile.iter_mut().enumerate() {
-                // SAFETY: row i has a word for each step.
-                let word = lanes.splat(unsafe { *left[i / 3].wrapping_add(i % 3 * a.row) });
-                for (vector, column) in row.iter_mut().zip(columns) {
-                    *vector = lanes.multiply_add(*vector, word, column);
-                }
-            }
-            for words in &mut *left {
-                *words = words.wrapping_add(a.step);
-            }
-            *right = right.wrapping_add(b.step);
-        }
-    }
+    // SAFETY: as above.
+    unsafe { sums.store(lanes, tile) };
 }

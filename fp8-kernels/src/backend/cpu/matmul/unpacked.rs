@@ -74,12 +74,12 @@ impl Job for Unpacked<'_> {
             let b = Right { words: b[j.min(b.len())..].as_ptr().cast(), step: b_stride };
             let mut i = 0;
             while i < m {
-                let rows = tile::height::<L>(m - i, tile::WHOLE);
+                let rows = tile::height::<L>(m - i);
                 let out = Rows { first: out.wrapping_add(i * out_stride + j), stride: out_stride };
                 let sums = Sums { initial: accumulate.then_some(out), out, canonical: true };
                 // SAFETY: rows i … i + rows and columns j … j + vectors · WIDTH are in the matrices, whose last elements are in their
                 // slices; `out` is borrowed uniquely. Without steps neither `a` nor `b` is read.
-                unsafe { tile::tile(lanes, [rows, vectors], [k, tile::WHOLE], row_of(a, i, 0), b, sums) };
+                unsafe { tile::tile(lanes, [rows, vectors], k, row_of(a, i, 0), b, sums) };
                 i += rows;
             }
             j += vectors * L::WIDTH;
@@ -100,7 +100,7 @@ impl Job for Unpacked<'_> {
             let starts_from_zero = p == 0 && !accumulate;
             let mut i = 0;
             while i < m {
-                let rows = tile::height::<L>(m - i, tile::WHOLE);
+                let rows = tile::height::<L>(m - i);
                 for (row, tile) in tile.chunks_exact_mut(L::WIDTH).take(rows).enumerate() {
                     let out = out.wrapping_add((i + row) * out_stride + j);
                     for (column, value) in tile[..count].iter_mut().enumerate() {
@@ -111,7 +111,7 @@ impl Job for Unpacked<'_> {
                 let local = Rows { first: tile.as_mut_ptr(), stride: L::WIDTH };
                 let sums = Sums { initial: Some(local), out: local, canonical: true };
                 // SAFETY: `a` has these rows and steps; the panel has `steps` rows of one vector, and `tile` room for the tile.
-                unsafe { tile::tile(lanes, [rows, 1], [steps, tile::WHOLE], row_of(a, i, p), b, sums) };
+                unsafe { tile::tile(lanes, [rows, 1], steps, row_of(a, i, p), b, sums) };
                 for (row, tile) in tile.chunks_exact(L::WIDTH).take(rows).enumerate() {
                     let out = out.wrapping_add((i + row) * out_stride + j);
                     for (column, value) in tile[..count].iter().enumerate() {

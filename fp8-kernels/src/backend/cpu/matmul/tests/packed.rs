@@ -91,3 +91,30 @@ fn products_of_packed_codes_have_the_bits_of_the_plain_loop() {
         }
     }
 }
+
+#[test]
+fn the_largest_sums_of_blocks_fit_their_integers() {
+    let mut random = Random(3);
+    for code in [[0x77, 0x77], [0xFF, 0xFF], [0x77, 0xFF], [0xF7, 0x7F], [0x88, 0x77], [0x00, 0xFF]] {
+        for scale in [E4M3::MAX, E4M3::MIN_POSITIVE_SUBNORMAL] {
+            let (m, n, k) = (13, 35, 47);
+            let [a, b] = [(m, code[0]), (n, code[1])].map(|(rows, code)| {
+                let mut operand = Operand::new(&mut random, [rows, k], 1, 0);
+                operand.codes.fill(code);
+                operand.scales.fill(scale);
+                operand
+            });
+            let want = sums(&a, &b, [1.0, 1.0], None);
+            let epilogue = Epilogue { factors: Factors::Segments([1.0, 1.0]), ..Epilogue::default() };
+            for vectors in all_vectors() {
+                let mut out = vec![0.0; m * n];
+                let (x, w) = (a.matrix(), b.matrix());
+                let blocks = Blocks::new(vectors);
+                let out_view = Out::f32(&mut out);
+                matmul_on(vectors, "test", [m, n, k], x, w, &epilogue, out_view, Parts::ONE, blocks).unwrap();
+                let got: Vec<u32> = out.iter().map(|x| (x + 0.0).to_bits()).collect();
+                assert_eq!(got, want, "{vectors:?} {code:x?} {scale}");
+            }
+        }
+    }
+}
