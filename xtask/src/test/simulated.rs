@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -21,7 +22,7 @@ const MODEL: &str =
     "--steps 20 --layers 2 --hidden 32 --heads 2 --seq 16 --batch 2 --recipe delayed --sample 0 --quiet";
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-3;
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 /// The name that the simulated GPU reports.
 const NAME: &str = "PTX interpreter";
 
@@ -38,20 +39,26 @@ pub(crate) fn run(sh: &Shell, examples: &Examples) -> Result<String> {
         command
     };
 
-    let golden = finish(command(&Checks::build(sh)?.program, "golden --device cuda:0"))?;
+    let checks = Checks::build(sh)?.program;
+    let jobs = ["--device cpu", "--device cuda:0", "--device cuda:0 --graph"];
+    // Errors as texts, which can go to another thread.
+    let (golden, trainings) = thread::scope(|scope| {
+        let golden = || finish(command(&checks, "golden --device cuda:0")).map_err(|error| error.to_string());
+        let golden = scope.spawn(golden);
+        let trainings = process::each(&jobs, process::cores().min(jobs.len()), |index, job| {
+            let report = folder.path().join(index.to_string());
+            let mut train = command(fp8, &format!("train {MODEL} {job}"));
+            train.arg("--report-dir").arg(&report);
+            let trained = finish(train).and_then(|_| Training::read(&report));
+            trained.map_err(|error| error.to_string())
+        });
+        (golden.join().unwrap_or_else(|_| Err("the thread of golden panicked".to_owned())), trainings)
+    });
+    let golden = golden?;
     let line = golden.lines().find(|line| line.starts_with("device: "));
     if !line.is_some_and(|line| line.starts_with("device: cuda:0 ") && line.contains(NAME)) {
         return Err(format!("golden ran on {line:?}, not on the simulated cuda:0").into());
     }
-
-    let jobs = ["--device cpu", "--device cuda:0", "--device cuda:0 --graph"];
-    let trainings = process::each(&jobs, process::cores().min(jobs.len()), |index, job| {
-        let report = folder.path().join(index.to_string());
-        let mut train = command(fp8, &format!("train {MODEL} {job}"));
-        train.arg("--report-dir").arg(&report);
-        let trained = finish(train).and_then(|_| Training::read(&report));
-        trained.map_err(|error| error.to_string()) // which can go to another thread
-    });
     let [cpu, eager, graph] = &trainings.into_iter().collect::<std::result::Result<Vec<_>, _>>()?[..] else {
         return Err("three trainings were started".into());
     };

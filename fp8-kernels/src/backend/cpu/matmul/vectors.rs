@@ -16,13 +16,9 @@ pub(super) enum Vectors {
     Avx512(super::avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(super::avx512::Avx512Bf16),
-    /// Models of the others, in plain Rust.
+    /// A model of the widest ones, in plain Rust.
     #[cfg(test)]
-    Model8(Portable<8, false>),
-    #[cfg(test)]
-    Model16(Portable<16, false>),
-    #[cfg(test)]
-    Model16Pairs(Portable<16, true>),
+    Model(Portable<16, true>),
 }
 
 /// Work that is compiled for each kind of lanes.
@@ -53,7 +49,7 @@ impl Vectors {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16(_) => true,
             #[cfg(test)]
-            Self::Model16Pairs(_) => true,
+            Self::Model(_) => true,
             _ => false,
         }
     }
@@ -68,7 +64,7 @@ impl Vectors {
                     // SAFETY: `proof` proves the features.
                     return unsafe { with_fma(job, lanes, proof) };
                 }
-                job.run(lanes)
+                plain(job, lanes)
             }
             // SAFETY: the value of the lanes proves their features.
             #[cfg(target_arch = "aarch64")]
@@ -83,13 +79,15 @@ impl Vectors {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16(lanes) => unsafe { with_avx512_bf16(job, lanes) },
             #[cfg(test)]
-            Self::Model8(lanes) => job.run(lanes),
-            #[cfg(test)]
-            Self::Model16(lanes) => job.run(lanes),
-            #[cfg(test)]
-            Self::Model16Pairs(lanes) => job.run(lanes),
+            Self::Model(lanes) => plain(job, lanes),
         }
     }
+}
+
+/// Not inlined: the compiler takes much longer for one large function than for several.
+#[inline(never)]
+fn plain<L: Lanes>(job: impl Job, lanes: L) -> Result<()> {
+    job.run(lanes)
 }
 
 #[cfg(target_arch = "aarch64")]
