@@ -1,7 +1,7 @@
 //! The steps from a sum to its stored value: factors, addend, bias, rounding, accumulation.
 
 use super::super::Floats;
-use super::integers::BLOCK;
+use super::pack::BLOCK;
 use crate::element::Float;
 use half::{bf16, f16};
 use std::marker::PhantomData;

@@ -9,14 +9,11 @@
 
 use super::decoding::FP4_VALUES;
 use super::lanes::Lanes;
-use super::pack::{self, Packed, line_words};
+use super::pack::{self, BLOCK, Packed, line_words};
 use super::tile::{Left, Right, Sums};
 use fp8_format::E4M3;
 use std::hint::black_box;
 use std::ops::Range;
-
-/// Values of k in a block.
-pub(super) const BLOCK: usize = 16;
 
 /// Bytes of the codes of a block as they are stored.
 const CODES: usize = BLOCK / 2;

@@ -21,8 +21,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     const ROWS: usize;
     /// Whether a word holds two bf16 values.
     const PAIRS: bool;
-    /// What the bytes of the first operand of [`block_sum`](Self::block_sum) are increased by, so that none is below 0; 0 where the
-    /// instructions take signed bytes.
+    /// Added to each byte of the first operand of [`block_sum`](Self::block_sum), so that none is below 0; 0 where the instructions take
+    /// signed bytes.
     const OFFSET: u8;
 
     fn zero(self) -> Self::Vector;

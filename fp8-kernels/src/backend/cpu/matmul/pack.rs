@@ -6,7 +6,6 @@
 //! beside it, whose product adds nothing.
 
 use super::super::{Floats, codec};
-use super::integers::BLOCK;
 use super::lanes::Lanes;
 use super::tile::Left;
 use crate::element::Float;
@@ -22,6 +21,9 @@ pub(crate) enum Elements<'a> {
     Codes(&'a [u8], Encoding),
     Packed(Packed<'a>),
 }
+
+/// Values of a block of NVFP4.
+pub(super) const BLOCK: usize = 16;
 
 /// Codes of NVFP4, two a byte, which count as code · scale: the factor of the tensor is left to the sums.
 #[derive(Clone, Copy, Debug)]
