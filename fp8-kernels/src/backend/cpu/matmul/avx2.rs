@@ -217,9 +217,10 @@ pub(super) fn look_up(codes: [u8; 8], table: &[u8; 16]) -> [u32; 4] {
     let all = _mm_and_si128(all, _mm_set1_epi8(0xF));
     // SAFETY: the table is 16 bytes long.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    let bytes = _mm_shuffle_epi8(table, all);
     let mut words = [0; 4];
     // SAFETY: the words have 16 bytes.
-    unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm_shuffle_epi8(table, all)) };
+    unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), bytes) };
     words
 }
 
