@@ -1,6 +1,6 @@
 //! Products of codes of NVFP4 as integers.
 //!
-//! Twice a value of E2M1 is an integer of at most 12. So the products of a block of 16 values of k are summed as bytes, of which a vector has four times
+//! Twice a value of E2M1 is an integer of at most 12. So the values of a block of 16 values of k are multiplied as bytes, of which a vector has four times
 //! as many as of f32 values. The sum is exact, becomes an f32, and is multiplied by the scales of both blocks while it is added to
 //! the sums of the blocks before: this product is exact, too, so that the only rounding is that of the addition, as if scaled
 //! values were multiplied and a block of them summed by itself.
@@ -148,13 +148,13 @@ pub(super) fn height(rows: usize) -> usize {
     HEIGHTS.into_iter().find(|&height| height <= rows).unwrap_or(1)
 }
 
-/// The heights of tiles: more rows would read `b` no less often, as its words do not stay in registers.
+/// The heights of tiles: so many sums have room in 16 registers, beside the words of a block of `b` and what is computed.
 const HEIGHTS: [usize; 3] = [4, 2, 1];
 
 /// Adds the products of `ks` values of `rows` rows of `a` with a panel of `b`, which is `vectors` vectors wide.
 ///
 /// # Safety
-/// `rows` is one of [`HEIGHTS`]; `vectors` is 1 or 2. The words that this names must be readable, the rows of `sums` readable and
+/// `rows` is one of [`HEIGHTS`]; `vectors` is 1 or 2, and the rows of `b` are as long. The words that this names must be readable, the rows of `sums` readable and
 /// writable over the vectors' width.
 #[inline(always)]
 pub(super) unsafe fn tile<L: Lanes>(

@@ -125,8 +125,8 @@ impl<const N: usize, const PAIRS: bool> Lanes for Portable<N, PAIRS> {
     type Square = [[f32; N]; N];
 
     const WIDTH: usize = N;
-    // For 16 registers of 4 lanes, as every CPU has them; otherwise as the widest vector units.
-    const ROWS: usize = if N == 4 { 6 } else { 12 };
+    // As the vector units that it models: 32 registers, but 16 where vectors have 8 lanes.
+    const ROWS: usize = if N == 8 { 6 } else { 12 };
     const PAIRS: bool = PAIRS;
     const OFFSET: u8 = 0;
 

@@ -1,4 +1,4 @@
-//! Every set of vectors against the plainest loop, bit by bit: those that this CPU has, and a model of the widest.
+//! Every set of vectors against the plainest loop, bit by bit: the models of all of them, and those that this CPU has.
 
 mod packed;
 
@@ -13,9 +13,10 @@ use crate::backend::cpu::Floats;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// The lanes of every path of this CPU, and the model.
+/// All models, and the lanes of every path of this CPU.
 fn all_vectors() -> Vec<Vectors> {
-    CpuPath::available().map(|path| path.vectors(Pairs::Always)).chain([Vectors::Model(Portable)]).collect()
+    let models = [Vectors::Model8(Portable), Vectors::Model16(Portable), Vectors::Model16Pairs(Portable)];
+    CpuPath::available().map(|path| path.vectors(Pairs::Always)).chain(models).collect()
 }
 
 #[derive(Debug, Clone)]

@@ -16,9 +16,13 @@ pub(super) enum Vectors {
     Avx512(super::avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(super::avx512::Avx512Bf16),
-    /// A model of the widest ones, in plain Rust.
+    /// Models of the others, in plain Rust.
     #[cfg(test)]
-    Model(Portable<16, true>),
+    Model8(Portable<8, false>),
+    #[cfg(test)]
+    Model16(Portable<16, false>),
+    #[cfg(test)]
+    Model16Pairs(Portable<16, true>),
 }
 
 /// Work that is compiled for each kind of lanes.
@@ -49,7 +53,7 @@ impl Vectors {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16(_) => true,
             #[cfg(test)]
-            Self::Model(_) => true,
+            Self::Model16Pairs(_) => true,
             _ => false,
         }
     }
@@ -64,7 +68,7 @@ impl Vectors {
                     // SAFETY: `proof` proves the features.
                     return unsafe { with_fma(job, lanes, proof) };
                 }
-                plain(job, lanes)
+                job.run(lanes)
             }
             // SAFETY: the value of the lanes proves their features.
             #[cfg(target_arch = "aarch64")]
@@ -79,15 +83,13 @@ impl Vectors {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16(lanes) => unsafe { with_avx512_bf16(job, lanes) },
             #[cfg(test)]
-            Self::Model(lanes) => plain(job, lanes),
+            Self::Model8(lanes) => job.run(lanes),
+            #[cfg(test)]
+            Self::Model16(lanes) => job.run(lanes),
+            #[cfg(test)]
+            Self::Model16Pairs(lanes) => job.run(lanes),
         }
     }
-}
-
-/// A function of its own for each kind of lanes, which the compiler takes less time for than for one of all.
-#[inline(never)]
-fn plain<L: Lanes>(job: impl Job, lanes: L) -> Result<()> {
-    job.run(lanes)
 }
 
 #[cfg(target_arch = "aarch64")]
