@@ -66,6 +66,11 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Every case of a backend in one process.
+    pub(crate) fn all(backend: Backend) -> Self {
+        Self { backend, seed: None, skipped: Vec::new() }
+    }
+
     fn title(&self) -> String {
         match self.seed {
             Some(seed) => format!("{}, seed {seed}", self.backend.name()),
@@ -89,7 +94,7 @@ impl Job {
 
 /// The names of a backend's cases, of those whose names contain the filter.
 pub(crate) fn names(program: &Path, backend: Backend, filter: Option<&str>) -> Result<Vec<String>> {
-    let mut list = Job { backend, seed: None, skipped: Vec::new() }.command(program);
+    let mut list = Job::all(backend).command(program);
     list.arg("--list").args(filter);
     let listed = process::watch(list, LIMIT, |_| false)?.output;
     Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
@@ -138,7 +143,7 @@ pub(crate) fn run(options: &Conformance) -> Result<ExitCode> {
         if [Backend::CudaSim, Backend::CudaSimDnn].contains(&backend) {
             jobs.extend(simulated_as(backend, &program, seeds, filter)?);
         } else if !names(&program, backend, filter)?.is_empty() {
-            jobs.push(Job { backend, seed: None, skipped: Vec::new() });
+            jobs.push(Job::all(backend));
         }
     }
     if jobs.is_empty() {

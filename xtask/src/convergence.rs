@@ -1,6 +1,6 @@
 //! `cargo xtask convergence`: small models trained in FP8 and in high precision, from all seeds and under all recipes.
 //!
-//! `cargo xtask test` takes the first seed and per-tensor scales only. One process runs all tests, so that they share the trainings in high precision.
+//! `cargo xtask test` takes one model from the first seed with per-tensor scales only. One process runs all tests, so that they share the trainings in high precision.
 
 use std::process::ExitCode;
 

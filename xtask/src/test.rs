@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use xshell::{Shell, cmd};
 
+use crate::conformance::{Backend, Job};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
@@ -55,6 +56,13 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         changed.as_ref().is_none_or(|changed| packages.iter().any(|package| changed.contains(*package)))
     };
     report.step("tests", || tests(&sh, options.fast, changed.as_ref()));
+    if has_changed(&["fp8-format", "fp8-kernels"]) {
+        report.step("kernels on the CPU, every case", || {
+            let program = artifact::conformance(&sh)?;
+            let total = conformance::check(&program, &[Job::all(Backend::Cpu)], None)?;
+            if total.is_good() { Ok(total.line()) } else { Err(total.line().into()) }
+        });
+    }
     if cfg!(target_os = "linux") && has_changed(&KERNELS) {
         kernels(&sh, &mut report);
     }
@@ -102,8 +110,8 @@ const KERNELS: [&str; 3] = ["fp8-kernels", "fp8-cuda-sim", "ptx-interp"];
 /// faults.
 fn tests(sh: &Shell, is_fast: bool, changed: Option<&BTreeSet<String>>) -> Result<String> {
     if cmd!(sh, "cargo nextest --version").quiet().ignore_stderr().ignore_stdout().run().is_ok() {
-        // A process for each case on the simulated GPU would take twice the time: they follow in one process.
-        let mut filter = "not (binary_id(fp8-kernels::conformance) & test(/^cuda-sim/))".to_owned();
+        // A process for each case would take twice the time: they follow in a few processes.
+        let mut filter = "not binary_id(fp8-kernels::conformance)".to_owned();
         if is_fast {
             filter += " & not (binary_id(fp8-nn::convergence) | binary_id(fp8-nn::faults_on_gpu))";
         }

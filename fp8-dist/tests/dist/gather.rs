@@ -132,10 +132,10 @@ fn bytes_of_one_device_with_an_outlier_on_the_last_rank() {
         let device = Device::cpu().with_transpose_policy(policy);
         for mode in MODES {
             for encoding in [Encoding::E4M3, Encoding::E5M2] {
-                for dtype in [DType::F32, DType::BF16, DType::F16] {
-                    for shards in [[6, 6].as_slice(), &[3; 4], &[0, 5, 0, 7]] {
-                        check(mode, encoding, dtype, &device, shards, cols, &x);
-                    }
+                for (dtype, shards) in
+                    [(DType::F32, [6, 6].as_slice()), (DType::BF16, &[3; 4]), (DType::F16, &[0, 5, 0, 7])]
+                {
+                    check(mode, encoding, dtype, &device, shards, cols, &x);
                 }
             }
         }

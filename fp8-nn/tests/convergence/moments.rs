@@ -32,6 +32,7 @@ fn follows(what: &str, want: &Outcome, got: &Outcome) {
 }
 
 #[test]
+#[ignore = "takes long: cargo xtask convergence"]
 fn fp8_moments_with_seed_0_end_within_one_percent_of_f32() {
     follows_f32_moments(Form::Gpt, 0, MomentDtype::Fp8);
 }

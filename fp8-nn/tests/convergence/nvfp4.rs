@@ -25,6 +25,7 @@ fn follows(form: Form, seed: usize, recipe: Nvfp4) {
 }
 
 #[test]
+#[ignore = "takes long: cargo xtask convergence"]
 fn nvfp4_with_seed_0_ends_near_high_precision() {
     follows(Form::Gpt, 0, Nvfp4::default());
 }

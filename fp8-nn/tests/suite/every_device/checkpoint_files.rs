@@ -1,6 +1,6 @@
 //! Files that are no checkpoint of this model: an error, no panic, and nothing changed.
 
-use super::support::{bits, delayed, device, error, linear, noise, step};
+use super::support::{bits, delayed, device, error, linear, noise, step, unless_simulated};
 use fp8_nn::prelude::*;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -107,10 +107,11 @@ fn every_truncation_is_refused() {
 fn no_flipped_byte_of_the_header_makes_a_panic_or_half_a_load() {
     let (bytes, dir) = (saved(), tempfile::tempdir().unwrap());
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let flips = unless_simulated(vec![0x01, 0x10, 0x80], vec![0x10]);
     let mut refused = 0;
     let mut job = Job::new(2);
     for at in 0..header {
-        for flip in [0x01, 0x10, 0x80] {
+        for flip in &flips {
             let mut bad = bytes.clone();
             bad[at] ^= flip;
             std::fs::write(checkpoint::path(dir.path()), &bad).unwrap();
@@ -125,11 +126,12 @@ fn no_flipped_byte_of_the_header_makes_a_panic_or_half_a_load() {
             }
         }
     }
-    assert!(refused > header * 3 * 8 / 10, "{refused} of {}", header * 3);
+    let all = header * flips.len();
+    assert!(refused > all * 8 / 10, "{refused} of {all}");
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: unless_simulated(256, 48), failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn no_file_makes_a_panic(noise in prop::collection::vec(any::<u8>(), 0..400), at in 0usize..4000, cut in 0usize..5000) {

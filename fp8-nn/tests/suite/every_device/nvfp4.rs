@@ -245,9 +245,10 @@ fn the_report_says_which_tensors_ran_in_it_and_counts_their_blocks() {
     let reports = scaling.slot_reports().unwrap();
     let ran = || reports.iter().filter(|report| report.elements > 0);
     assert!(ran().all(|report| report.encoding == Encoding::E2M1 && report.sqnr.is_some()), "{reports:?}");
-    // 16 tokens of 32 values, and of the MLP's 128.
+    // 16 tokens of 32 values, and of the MLP's.
+    let ffn = super::support::gpt_options().layer.ffn_hidden_size as u64;
     let linears =
-        [("attention.qkv", 32, 96), ("attention.proj", 32, 32), ("mlp.fc1", 32, 128), ("mlp.fc2", 128, 32)];
+        [("attention.qkv", 32, 96), ("attention.proj", 32, 32), ("mlp.fc1", 32, ffn), ("mlp.fc2", ffn, 32)];
     for (layer, inputs, outputs) in
         (0..2).flat_map(|layer| linears.map(|(name, i, o)| (format!("{layer}.{name}"), i, o)))
     {

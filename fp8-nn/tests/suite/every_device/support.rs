@@ -2,7 +2,7 @@
 
 use fp8_nn::fp8_recipe::{CustomRecipe, ScalingState, SlotUpdate};
 use fp8_nn::prelude::*;
-use fp8_nn::rand::{Rng, SeedableRng};
+use fp8_nn::rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 thread_local! {
@@ -22,7 +22,7 @@ pub(crate) fn of_fp8_sums<T>(hardware: T, f32: T) -> T {
     if adds_alike && device().is_simulated() { hardware } else { unless_simulated(hardware, f32) }
 }
 
-/// As many repetitions as the device has time for: fewer on one that is simulated.
+/// As large a case, and as many repetitions, as the device has time for: less on one that is simulated.
 pub(crate) fn unless_simulated<T>(hardware: T, simulated: T) -> T {
     if device().is_simulated() { simulated } else { hardware }
 }
@@ -31,11 +31,20 @@ pub(crate) fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
-/// Normally distributed, nearly: the sum of twelve uniform values less 6.
+/// Normally distributed, nearly: the sum of twelve uniform values of 24 bits less 6.
 pub(crate) fn noise(shape: impl Into<Shape>, seed: u64) -> Tensor {
-    let (shape, mut rng) = (shape.into(), rng(seed));
-    let mut value = || (0..12).map(|_| rng.random::<f32>()).sum::<f32>() - 6.0;
-    Tensor::from_vec((0..shape.numel()).map(|_| value()).collect(), shape, &device()).unwrap()
+    let shape = shape.into();
+    // All draws at once and plain additions, because this program is not optimized, and many tests spend their time here.
+    let mut draws = vec![[0u32; 12]; shape.numel()];
+    rng(seed).fill_bytes(bytemuck::cast_slice_mut(&mut draws));
+    let mut values = Vec::with_capacity(draws.len());
+    for [a, b, c, d, e, f, g, h, i, j, k, l] in draws {
+        let half = (a >> 8) as f32 + (b >> 8) as f32 + (c >> 8) as f32 + (d >> 8) as f32 + (e >> 8) as f32;
+        let most = half + (f >> 8) as f32 + (g >> 8) as f32 + (h >> 8) as f32 + (i >> 8) as f32;
+        let all = most + (j >> 8) as f32 + (k >> 8) as f32 + (l >> 8) as f32;
+        values.push(all / (1 << 24) as f32 - 6.0);
+    }
+    Tensor::from_vec(values, shape, &device()).unwrap()
 }
 
 /// Ids below `limit`.
@@ -68,8 +77,8 @@ pub(crate) fn block_options() -> TransformerLayerOptions {
         hidden_size: 32,
         ffn_hidden_size: 48,
         attention: AttentionOptions {
-            num_attention_heads: 4,
-            num_gqa_groups: Some(2),
+            num_attention_heads: unless_simulated(4, 2),
+            num_gqa_groups: Some(unless_simulated(2, 1)),
             rope: true,
             max_seq_length: 16,
             ..Default::default()
@@ -93,8 +102,12 @@ pub(crate) fn gpt_options() -> GptOptions {
         num_layers: 2,
         layer: TransformerLayerOptions {
             hidden_size: 32,
-            ffn_hidden_size: 128,
-            attention: AttentionOptions { num_attention_heads: 4, max_seq_length: 8, ..Default::default() },
+            ffn_hidden_size: unless_simulated(128, 48),
+            attention: AttentionOptions {
+                num_attention_heads: unless_simulated(4, 2),
+                max_seq_length: 8,
+                ..Default::default()
+            },
             init: InitOptions { init_std: 0.1, output_layer_init_std: 0.1 },
             ..Default::default()
         },

@@ -21,7 +21,7 @@ struct Shared {
 /// Small, since a GPU is simulated. No block of 32 features is split by two ranks.
 fn options(tensor_parallel: Option<TensorParallel>, recompute: RecomputeLevel) -> GptOptions {
     let attention = AttentionOptions {
-        num_attention_heads: 4,
+        num_attention_heads: 2,
         max_seq_length: 8,
         attention_dropout: 0.1,
         ..Default::default()

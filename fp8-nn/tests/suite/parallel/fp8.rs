@@ -110,9 +110,15 @@ fn largest(alone: &[f32], found: &[f32]) -> f32 {
     alone.iter().zip(found).map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f32::max)
 }
 
-/// Trains over ranks and returns by how much losses differ from one device's at most. Gradients of the first step must be near one
-/// device's, and not those of high precision.
-fn compare(options: fn(&Rank) -> GptOptions, layout: Layout, recipe: &Recipe, loads: bool, seed: u64) -> f32 {
+/// Trains over ranks in each layout and returns by how much losses differ from one device's at most. Gradients of the first step must
+/// be near one device's, and not those of high precision.
+fn compare(
+    options: fn(&Rank) -> GptOptions,
+    layouts: &[Layout],
+    recipe: &Recipe,
+    loads: bool,
+    seed: u64,
+) -> Vec<(Layout, f32)> {
     let run = |layout: Layout, scope: &AutocastOptions, loaded: Option<&ScalingState>, steps| {
         ranks(layout, |rank| train(rank, &options(rank), recipe, scope, loaded, steps, seed))
     };
@@ -120,35 +126,36 @@ fn compare(options: fn(&Rank) -> GptOptions, layout: Layout, recipe: &Recipe, lo
     let state = loads.then(|| run(ONE, &fp8, None, 1).remove(0).state);
     let alone = run(ONE, &fp8, state.as_ref(), STEPS).remove(0);
     let high = run(ONE, &off(), None, 1).remove(0);
-    let all = run(layout, &fp8, state.as_ref(), STEPS);
-    for rank in &all {
-        assert_eq!(rank.losses, all[0].losses, "{recipe}, {layout:?}: ranks differ");
-    }
     // The error of NVFP4 is about four times that of FP8.
     let of_codes = if is_nvfp4(recipe) { 4.0 } else { 1.0 };
-    for (((name, alone), (_, found)), (_, high)) in
-        alone.gradients.iter().zip(&all[0].gradients).zip(&high.gradients)
-    {
-        let error = relative_rms(alone, found);
-        // Where ranks have scales of their own, codes are rounded independently: √2 times the error of FP8 is between the two.
-        let bound = if loads { 0.08 } else { 0.16 * of_codes };
-        assert!(error <= bound, "{recipe}, {layout:?}, {name}: {error:.1e} from one device's gradient");
-        let error = relative_rms(high, found);
-        assert!(error > 1e-4, "{recipe}, {layout:?}, {name}: {error:.1e} from high precision's gradient");
-    }
-    let all_of =
-        |run: &Run| run.gradients.iter().flat_map(|(_, gradient)| gradient.clone()).collect::<Vec<_>>();
-    let error = relative_rms(&all_of(&alone), &all_of(&all[0]));
-    assert!(error <= 0.08 * of_codes, "{recipe}, {layout:?}: {error:.1e} between all gradients");
-    largest(&alone.losses, &all[0].losses)
+    let differences = layouts.iter().map(|&layout| {
+        let all = run(layout, &fp8, state.as_ref(), STEPS);
+        for rank in &all {
+            assert_eq!(rank.losses, all[0].losses, "{recipe}, {layout:?}: ranks differ");
+        }
+        for (((name, alone), (_, found)), (_, high)) in
+            alone.gradients.iter().zip(&all[0].gradients).zip(&high.gradients)
+        {
+            let error = relative_rms(alone, found);
+            // Where ranks have scales of their own, codes are rounded independently: √2 times the error of FP8 is between the two.
+            let bound = if loads { 0.08 } else { 0.16 * of_codes };
+            assert!(error <= bound, "{recipe}, {layout:?}, {name}: {error:.1e} from one device's gradient");
+            let error = relative_rms(high, found);
+            assert!(error > 1e-4, "{recipe}, {layout:?}, {name}: {error:.1e} from high precision's gradient");
+        }
+        let all_of =
+            |run: &Run| run.gradients.iter().flat_map(|(_, gradient)| gradient.clone()).collect::<Vec<_>>();
+        let error = relative_rms(&all_of(&alone), &all_of(&all[0]));
+        assert!(error <= 0.08 * of_codes, "{recipe}, {layout:?}: {error:.1e} between all gradients");
+        (layout, largest(&alone.losses, &all[0].losses))
+    });
+    differences.collect()
 }
-
-const LAYOUTS: [Layout; 3] = [TP2, TP2_SP, DP2_TP2_SP];
 
 #[test]
 fn with_given_scales_ranks_train_as_one_device() {
-    for layout in LAYOUTS.into_iter().chain([TP4_SP]) {
-        let difference = compare(gpt2, layout, &DelayedScaling::default().into(), true, 1);
+    let layouts = [TP2, TP2_SP, DP2_TP2_SP, TP4_SP];
+    for (layout, difference) in compare(gpt2, &layouts, &DelayedScaling::default().into(), true, 1) {
         assert!(difference <= 2e-3, "{layout:?}: {difference:e}");
     }
 }
@@ -158,8 +165,7 @@ fn with_rows_and_blocks_ranks_train_as_one_device() {
     let recipes: [Recipe; 3] =
         [CurrentScaling::rowwise().into(), BlockScaling::default().into(), Mxfp8::default().into()];
     for recipe in &recipes {
-        for layout in [TP2, TP2_SP] {
-            let difference = compare(options, layout, recipe, false, 1);
+        for (layout, difference) in compare(options, &[TP2, TP2_SP], recipe, false, 1) {
             assert!(difference <= 2e-3, "{recipe}, {layout:?}: {difference:e}");
         }
     }
@@ -167,8 +173,8 @@ fn with_rows_and_blocks_ranks_train_as_one_device() {
 
 #[test]
 fn with_current_scaling_ranks_are_within_a_percent() {
-    for layout in LAYOUTS {
-        let difference = compare(gpt2, layout, &CurrentScaling::default().into(), false, 1);
+    let layouts = [TP2, TP2_SP, DP2_TP2_SP];
+    for (layout, difference) in compare(gpt2, &layouts, &CurrentScaling::default().into(), false, 1) {
         assert!(difference <= 1e-2, "{layout:?}: {difference:e}");
     }
 }
@@ -176,7 +182,8 @@ fn with_current_scaling_ranks_are_within_a_percent() {
 #[test]
 fn with_first_scales_of_their_own_ranks_are_within_a_percent_in_the_median_of_seeds() {
     let recipe = DelayedScaling::default().into();
-    let mut all: Vec<f32> = (1..6).map(|seed| compare(gpt2, TP2_SP, &recipe, false, seed)).collect();
+    let of_seed = |seed| compare(gpt2, &[TP2_SP], &recipe, false, seed)[0].1;
+    let mut all: Vec<f32> = (1..6).map(of_seed).collect();
     all.sort_by(f32::total_cmp);
     assert!(all[2] <= 1e-2, "{all:?}");
 }
@@ -184,8 +191,8 @@ fn with_first_scales_of_their_own_ranks_are_within_a_percent_in_the_median_of_se
 /// Each rank's part of a weight has an amax of its own, and so have the tokens of each replica.
 #[test]
 fn in_nvfp4_ranks_are_within_half_a_percent() {
-    for layout in LAYOUTS.into_iter().chain([DP2]) {
-        let difference = compare(gpt2, layout, &Nvfp4::default().into(), false, 1);
+    let layouts = [TP2, TP2_SP, DP2_TP2_SP, DP2];
+    for (layout, difference) in compare(gpt2, &layouts, &Nvfp4::default().into(), false, 1) {
         assert!(difference <= 5e-3, "{layout:?}: {difference:e}");
     }
 }

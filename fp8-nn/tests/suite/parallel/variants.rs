@@ -290,7 +290,10 @@ fn recomputation_has_the_bits_of_keeping() {
                 ranks(layout, |rank| {
                     let mut options = options(rank);
                     options.layer.ffn_hidden_size = 64;
-                    options.layer.hidden_size = 256; // MX: blocks of 32 features of each of two ranks' heads
+                    // MX: blocks of 32 features of each of two ranks' heads.
+                    options.layer.hidden_size = 128;
+                    options.layer.attention.num_attention_heads = 4;
+                    options.layer.attention.num_gqa_groups = Some(2);
                     options.layer.recompute = recompute;
                     options.layer.hidden_dropout = 0.1;
                     options.layer.attention.attention_dropout = 0.1;

@@ -1,7 +1,8 @@
 //! The lanes of AVX2 with FMA.
 
 use super::decoding::{Decoding, FP4_VALUES};
-use super::lanes::Lanes;
+use super::lanes::{Job, Lanes};
+use crate::Result;
 use std::arch::x86_64::*;
 
 /// Proof that the CPU has AVX2 and FMA.
@@ -12,6 +13,12 @@ impl Avx2 {
     pub(super) fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
     }
+}
+
+/// Runs `job`, compiled for AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn run<L: Lanes>(job: impl Job, lanes: L, _: Avx2) -> Result<()> {
+    job.run(lanes)
 }
 
 impl Lanes for Avx2 {

@@ -2,7 +2,8 @@
 
 use super::avx2::{OFFSET, look_up};
 use super::decoding::{Decoding, FP4_VALUES};
-use super::lanes::Lanes;
+use super::lanes::{Job, Lanes};
+use crate::Result;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
@@ -33,6 +34,18 @@ impl Avx512Bf16 {
         let has_it = is_x86_feature_detected!("avx512bf16");
         (has_it && *ROUNDS_TWICE.get_or_init(|| super::pair_rounding::rounds_twice(lanes))).then_some(lanes)
     }
+}
+
+/// Runs `job`, compiled for AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) fn run(job: impl Job, lanes: Avx512) -> Result<()> {
+    job.run(lanes)
+}
+
+/// Runs `job`, compiled for AVX-512 with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+pub(super) fn run_bf16(job: impl Job, lanes: Avx512Bf16) -> Result<()> {
+    job.run(lanes)
 }
 
 /// Writes an implementation of `Lanes` for 16 lanes.

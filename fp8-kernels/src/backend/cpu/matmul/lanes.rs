@@ -1,6 +1,7 @@
 //! The vector operations of the micro-kernel, and an implementation of them in plain Rust.
 
 use super::decoding::{Decoding, FP4_VALUES};
+use crate::Result;
 use half::bf16;
 
 /// Operations on vectors of f32 sums. The micro-kernel is written once over them.
@@ -114,6 +115,12 @@ pub(crate) trait Lanes: Copy + Send + Sync {
 
     /// Begins to read the cache line at `address`, which need not be readable.
     fn prefetch(self, address: *const u32);
+}
+
+/// Work that is compiled for each kind of lanes.
+pub(super) trait Job {
+    /// `#[inline(always)]`, and so is all that it calls with `lanes`: only then is it compiled for their instructions.
+    fn run<L: Lanes>(self, lanes: L) -> Result<()>;
 }
 
 /// Vectors of `N` lanes as arrays: the model of every other implementation, and what a CPU without vector instructions runs.

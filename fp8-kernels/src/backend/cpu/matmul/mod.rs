@@ -38,6 +38,8 @@ mod epilogue;
 mod form;
 mod integers;
 mod lanes;
+#[cfg(test)]
+mod models;
 mod narrow;
 #[cfg(target_arch = "aarch64")]
 mod neon;

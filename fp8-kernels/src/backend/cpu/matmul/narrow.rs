@@ -6,11 +6,10 @@
 //! registers ([`form`](super::form)). What remains at the edges, and f16 values, are decoded a few lines at a time, in the first cache.
 
 use super::form::{Bf16, Codes, Form, Words, add};
-use super::lanes::Lanes;
+use super::lanes::{Job, Lanes};
 use super::pack::{self, Elements, Lines};
 use super::task::{Folded, Task};
 use super::tile::Rows;
-use super::vectors::Job;
 use crate::backend::cpu::Floats;
 use crate::{Encoding, Result};
 use std::ops::Range;

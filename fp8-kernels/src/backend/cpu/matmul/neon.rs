@@ -1,7 +1,8 @@
 //! The lanes of NEON. Its BF16 instructions are not used: their rounding depends on the CPU.
 
 use super::decoding::{Decoding, FP4_VALUES};
-use super::lanes::Lanes;
+use super::lanes::{Job, Lanes};
+use crate::Result;
 use std::arch::aarch64::*;
 
 /// Proof that the CPU has NEON.
@@ -12,6 +13,12 @@ impl Neon {
     pub(super) fn detect() -> Option<Self> {
         std::arch::is_aarch64_feature_detected!("neon").then_some(Self(()))
     }
+}
+
+/// Runs `job`, compiled for NEON.
+#[target_feature(enable = "neon")]
+pub(super) fn run(job: impl Job, lanes: Neon) -> Result<()> {
+    job.run(lanes)
 }
 
 impl Lanes for Neon {

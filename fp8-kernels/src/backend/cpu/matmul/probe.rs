@@ -1,7 +1,7 @@
 //! Probes whether a CPU's product of bf16 pairs is worth using.
 
-use super::lanes::Lanes;
-use super::vectors::{Job, Vectors};
+use super::lanes::{Job, Lanes};
+use super::vectors::Vectors;
 use crate::Result;
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -2,12 +2,12 @@
 
 use super::super::scratch;
 use super::integers;
-use super::lanes::Lanes;
+use super::lanes::{Job, Lanes};
 use super::narrow::{self, Narrow};
 use super::pack;
 use super::task::{Blocks, Folded, Task};
 use super::tile::{self, Left, Right, Rows, Sums};
-use super::vectors::{Job, Vectors};
+use super::vectors::Vectors;
 use crate::Result;
 use std::ops::Range;
 

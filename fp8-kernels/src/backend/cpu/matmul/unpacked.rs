@@ -1,10 +1,9 @@
 //! Small products of f32 operands that are in the first caches: the micro-kernel reads them as they are.
 
 use super::available::Pairs;
-use super::lanes::Lanes;
+use super::lanes::{Job, Lanes};
 use super::path::CpuPath;
 use super::tile::{self, Left, Right, Rows, Sums};
-use super::vectors::Job;
 use crate::Result;
 
 /// A matrix whose element (i, p) is `data[i · row + p · step]`.

@@ -1,6 +1,7 @@
-//! Work compiled for the instructions of each path.
+//! Work compiled for the instructions of each path, and run on those that the CPU has. The instances for a path are in its file, which
+//! the compiler translates beside the others.
 
-use super::lanes::{Lanes, Portable};
+use super::lanes::{Job, Portable};
 use super::path::CpuPath;
 use crate::Result;
 
@@ -23,12 +24,6 @@ pub(super) enum Vectors {
     Model16(Portable<16, false>),
     #[cfg(test)]
     Model16Pairs(Portable<16, true>),
-}
-
-/// Work that is compiled for each kind of lanes.
-pub(super) trait Job {
-    /// `#[inline(always)]`, and so is all that it calls with `lanes`: only then is it compiled for their instructions.
-    fn run<L: Lanes>(self, lanes: L) -> Result<()>;
 }
 
 impl Vectors {
@@ -66,58 +61,28 @@ impl Vectors {
                 #[cfg(target_arch = "x86_64")]
                 if let Some(proof) = super::avx2::Avx2::detect() {
                     // SAFETY: `proof` proves the features.
-                    return unsafe { with_fma(job, lanes, proof) };
+                    return unsafe { super::avx2::run(job, lanes, proof) };
                 }
                 job.run(lanes)
             }
             // SAFETY: the value of the lanes proves their features.
             #[cfg(target_arch = "aarch64")]
-            Self::Neon(lanes) => unsafe { with_neon(job, lanes) },
+            Self::Neon(lanes) => unsafe { super::neon::run(job, lanes) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(lanes) => unsafe { with_avx2(job, lanes) },
+            Self::Avx2(lanes) => unsafe { super::avx2::run(job, lanes, lanes) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(lanes) => unsafe { with_avx512(job, lanes) },
+            Self::Avx512(lanes) => unsafe { super::avx512::run(job, lanes) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16(lanes) => unsafe { with_avx512_bf16(job, lanes) },
+            Self::Avx512Bf16(lanes) => unsafe { super::avx512::run_bf16(job, lanes) },
             #[cfg(test)]
-            Self::Model8(lanes) => job.run(lanes),
+            Self::Model8(lanes) => super::models::run(job, lanes),
             #[cfg(test)]
-            Self::Model16(lanes) => job.run(lanes),
+            Self::Model16(lanes) => super::models::run(job, lanes),
             #[cfg(test)]
-            Self::Model16Pairs(lanes) => job.run(lanes),
+            Self::Model16Pairs(lanes) => super::models::run(job, lanes),
         }
     }
-}
-
-#[cfg(target_arch = "aarch64")]
-#[target_feature(enable = "neon")]
-fn with_neon(job: impl Job, lanes: super::neon::Neon) -> Result<()> {
-    job.run(lanes)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn with_fma<L: Lanes>(job: impl Job, lanes: L, _: super::avx2::Avx2) -> Result<()> {
-    job.run(lanes)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn with_avx2(job: impl Job, lanes: super::avx2::Avx2) -> Result<()> {
-    job.run(lanes)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn with_avx512(job: impl Job, lanes: super::avx512::Avx512) -> Result<()> {
-    job.run(lanes)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-fn with_avx512_bf16(job: impl Job, lanes: super::avx512::Avx512Bf16) -> Result<()> {
-    job.run(lanes)
 }
