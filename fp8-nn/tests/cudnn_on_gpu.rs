@@ -9,7 +9,7 @@ use fp8_nn::prelude::*;
 use fp8_nn::rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-const HIDDEN: usize = 256;
+const HIDDEN: usize = 128;
 const ROWS: usize = 72;
 /// Serves forward and backward.
 const CUDNN: Option<&str> = Some("92801");

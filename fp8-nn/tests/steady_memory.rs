@@ -11,8 +11,8 @@ use std::io::Write;
 
 /// Page faults that a step may cause.
 const FAULTS: usize = 50;
-/// The bytes by which a process may grow in 1,000 steps.
-const GROWTH: usize = 1 << 20;
+/// The bytes by which a process may grow in 500 steps.
+const GROWTH: usize = 1 << 19;
 /// Steps before anything is counted.
 const WARM_UP: usize = 10;
 
@@ -105,10 +105,10 @@ fn a_step_in_its_steady_state_faults_no_pages_and_keeps_no_memory() {
         let mut training = Training::new(1, 32, 1, autocast);
         training.steps(WARM_UP);
         let before = resident();
-        training.steps(1000);
+        training.steps(500);
         let growth = resident().saturating_sub(before);
         let numbers =
-            format!("{name}: {per_step} page faults a step; {} KiB more after 1000 steps", growth / 1024);
+            format!("{name}: {per_step} page faults a step; {} KiB more after 500 steps", growth / 1024);
         writeln!(std::io::stderr(), "{numbers}").unwrap();
         assert!(per_step <= FAULTS && growth <= GROWTH, "{numbers}");
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const KILLS: u32 = 20;
+const KILLS: u32 = 12;
 const LINE: [&str; 5] = ["quantize", "model", "out", "--scheme", "channel"];
 
 fn names(folder: &Path) -> Vec<String> {

@@ -3,7 +3,7 @@
 //! | `fp8_sim_set` | value |
 //! |---|---|
 //! | `seed` | as `FP8_SIM_SEED`; queued work runs first, and the seed's sequence starts anew |
-//! | `cublas`, `cudnn`, `eager`, `memory_limit`, `sm_count`, `nccl_shared`, `stub` | as the variables `FP8_SIM_…` |
+//! | `cublas`, `cudnn`, `eager`, `memory_limit`, `sm_count`, `nccl_shared`, `races`, `stub` | as the variables `FP8_SIM_…` |
 //! | `arch` | as `FP8_SIM_ARCH`; only while no context is retained |
 //! | `fail` | `name:count:code,…`: the count-th call of `name` from now on returns `code` |
 //! | `clear_fail`, `reset_calls` | ignored; the latter forgets `calls`, `kernels` and `launches` |
@@ -68,8 +68,8 @@ fn set(driver: &mut Driver, key: &str, value: &str) -> Result<(), String> {
         "arch" if driver.context.is_some() => {
             return Err("arch: a context is retained: drop it first".into());
         }
-        "arch" | "cublas" | "cudnn" | "memory_limit" | "sm_count" | "eager" | "nccl_shared" | "stub"
-        | "fp4_bias" => driver.settings.set(key, value)?,
+        "arch" | "cublas" | "cudnn" | "memory_limit" | "sm_count" | "eager" | "nccl_shared" | "races"
+        | "stub" | "fp4_bias" => driver.settings.set(key, value)?,
         "seed" => {
             drain(driver, key)?;
             driver.settings.set(key, value)?;

@@ -14,6 +14,7 @@
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is still live when the process exits |
 //! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
 //! | `FP8_SIM_STUB` | `0`, `1` | `0` | run no kernels, products, fills and copies: to time the host |
+//! | `FP8_SIM_RACES` | `0`, `1` | `1` | look for data races inside kernels, which takes a third of their time |
 //! | `FP8_SIM_FP8_SUM_BITS` | 1 to 23 | none: f32 | how many bits below the largest of 32 products, and of what was there, are kept when FP8 products are added up: 13 is about what tensor cores of Ada and Hopper do |
 //! | `FP8_SIM_FP4_BIAS` | `0`, `1` | `1` | cuBLASLt adds a bias to products of FP4 operands |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |
@@ -37,6 +38,8 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) eager: bool,
     pub(crate) leaks: bool,
+    /// Data races inside kernels are looked for.
+    pub(crate) races: bool,
     /// Kernels, products, fills and copies on the device are dropped at their call.
     pub(crate) stub: bool,
     /// Several ranks of a communicator may share the device.
@@ -59,6 +62,7 @@ impl Default for Settings {
             seed: 0,
             eager: false,
             leaks: false,
+            races: true,
             stub: false,
             nccl_shared: false,
             fp8_sum_bits: None,
@@ -83,6 +87,7 @@ impl Settings {
             "eager",
             "leaks",
             "nccl_shared",
+            "races",
             "stub",
             "fp8_sum_bits",
             "fp4_bias",
@@ -119,6 +124,7 @@ impl Settings {
             "seed" => self.seed = integer(value)?,
             "eager" => self.eager = switch(value)?,
             "leaks" => self.leaks = switch(value)?,
+            "races" => self.races = switch(value)?,
             "stub" => self.stub = switch(value)?,
             "nccl_shared" => self.nccl_shared = switch(value)?,
             "fp8_sum_bits" => {
@@ -146,6 +152,7 @@ fn variable(key: &str) -> &'static str {
         "seed" => "FP8_SIM_SEED",
         "eager" => "FP8_SIM_EAGER",
         "nccl_shared" => "FP8_SIM_NCCL_SHARED",
+        "races" => "FP8_SIM_RACES",
         "snapshots" => "FP8_SIM_SNAPSHOTS",
         "stub" => "FP8_SIM_STUB",
         "fp8_sum_bits" => "FP8_SIM_FP8_SUM_BITS",

@@ -67,6 +67,7 @@ pub(crate) struct Launch {
     pub(crate) dynamic_shared: usize,
     pub(crate) params: Vec<u8>,
     pub(crate) seed: u64,
+    pub(crate) races: bool,
 }
 
 impl Work {
@@ -125,6 +126,7 @@ impl Launch {
             dynamic_shared: self.dynamic_shared,
             params: &self.params,
             seed: self.seed,
+            races: self.races,
             ..ptx_interp::Launch::default()
         };
         let stats = ptx_interp::run(kernel, &launch, memory)?;

@@ -85,6 +85,7 @@ fn a_value_that_cannot_be_read_fails_the_start_and_is_named() {
         ("FP8_SIM_MEMORY", "2GiB"),
         ("FP8_SIM_SEED", "-1"),
         ("FP8_SIM_EAGER", "yes"),
+        ("FP8_SIM_RACES", "2"),
         ("FP8_SIM_FAIL", "cuNothing:1:1"),
     ] {
         let (out, err) = texts(&start(&[(name, value)]));

@@ -74,6 +74,8 @@ pub(crate) enum Access {
 pub(crate) struct Span {
     pub(crate) launch: u32,
     pub(crate) block: u32,
+    /// No access is noted, and none conflicts.
+    pub(crate) ignored: bool,
 }
 
 /// Why two accesses conflict.

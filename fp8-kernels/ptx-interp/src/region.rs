@@ -127,6 +127,9 @@ impl Region {
         access: Access,
         span: Span,
     ) -> Option<Conflict> {
+        if span.ignored {
+            return None;
+        }
         let span = Span { launch: span.launch.max(self.since), ..span };
         self.shadow.touch(offset, bits, stamp, access, span)
     }

@@ -2,7 +2,7 @@
 
 mod machine;
 
-use machine::{Arg, fault, kind, launch, module, run_seeded, run_words};
+use machine::{Arg, fault, kind, launch, module, params, run_seeded, run_words};
 use ptx_interp::{Kind, Launch, Memory, MemoryError, Module};
 
 const SHARED: &str = ".shared .align 4 .b8 tile[256];\n.shared .align 4 .b8 other[256];\nmul.lo.s32 %r2, %r1, 4; mov.u32 %r3, tile; add.s32 %r4, %r3, %r2;\n";
@@ -127,6 +127,33 @@ fn shared_memory_races() {
     assert_eq!(kind(&reused, 64), Kind::Race);
     let apart = reused.replace("setp.eq", "bar.sync 0; setp.eq");
     assert!(run_words(&apart, &[0; 64], 64, 64).is_ok());
+}
+
+/// The accesses are checked as ever.
+#[test]
+fn races_are_ignored_if_a_launch_does_not_look_for_them() {
+    for (body, with, without) in [
+        ("st.shared.u32 [dyn], %r1; st.global.u32 [%rd1], %r1;", Some(Kind::Race), None),
+        ("red.global.add.u32 [%rd1], 3; ld.global.u32 %r3, [%rd1];", Some(Kind::Race), None),
+        (
+            "ld.shared.u32 %r3, [dyn]; st.global.u32 [%rd1], %r3;",
+            Some(Kind::Uninitialised),
+            Some(Kind::Uninitialised),
+        ),
+    ] {
+        let module = Module::parse(&module(body)).unwrap();
+        let kernel = module.kernel("k").unwrap();
+        let found = [true, false].map(|races| {
+            let memory = Memory::new();
+            let [x, y] = ["x", "y"].map(|name| memory.allocate(256, name));
+            memory.fill(x, &[0], 256).unwrap();
+            let params = params(kernel, &[Arg::U64(x), Arg::U64(y)]);
+            let launch =
+                Launch { block: [2, 1, 1], dynamic_shared: 64, params: &params, races, ..Launch::default() };
+            ptx_interp::run(kernel, &launch, &memory).err().map(|report| report.kind)
+        });
+        assert_eq!(found, [with, without], "{body}");
+    }
 }
 
 #[test]

@@ -26,6 +26,8 @@ impl Rig {
         for key in ["clear_fail", "reset", "reset_calls"] {
             control.set(key, "").unwrap();
         }
+        // The tests of the kernels look for them.
+        control.set("races", "0").unwrap();
         Self { control, folder: tempfile::tempdir().unwrap(), _turn: turn }
     }
 

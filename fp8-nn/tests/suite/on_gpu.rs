@@ -1,7 +1,7 @@
 //! The cases of `every_device` on a GPU, the simulated one unless told otherwise, and those of recorded steps.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use fp8_cuda_sim::library_path;
+use fp8_cuda_sim::{Control, library_path};
 use fp8_nn::fp8_kernels::CudaOptions;
 use fp8_nn::prelude::Device;
 
@@ -20,8 +20,11 @@ fn open() -> Device {
         Ok("cuda") => return Device::cuda(0).unwrap(),
         Ok(other) => panic!("FP8_TEST_DEVICE={other}: expected cuda, or nothing for the simulated GPU"),
     }
+    let library = library_path().unwrap();
+    // The tests of the kernels look for them.
+    Control::open(&library).unwrap().set("races", "0").unwrap();
     let options = CudaOptions {
-        library: Some(library_path().unwrap()),
+        library: Some(library),
         cache_dir: Some(std::env::temp_dir().join("fp8-nn-tests")),
         ..CudaOptions::default()
     };

@@ -79,6 +79,7 @@ fn arguments(function: &Function, params: Array<usize>, extra: usize) -> Outcome
 
 fn launch(driver: &mut Driver, function: u64, shape: Shape, params: Array<usize>, extra: usize) -> Outcome {
     let (seed, optin) = (driver.settings.seed, driver.settings.arch.shared_optin());
+    let races = driver.settings.races;
     let serial = driver.next_launch();
     let context = driver.context()?;
     let function = context.modules.function(function)?;
@@ -93,6 +94,7 @@ fn launch(driver: &mut Driver, function: u64, shape: Shape, params: Array<usize>
         params: arguments(function, params, extra)?,
         // Seed 0 is "in order" for every launch; others give every launch an order of its own.
         seed: if seed == 0 { 0 } else { splitmix64(&mut seed.wrapping_add(serial)) | 1 },
+        races,
     });
     if let Work::Launch(launch) = &work {
         driver.calls.launched(&launch.kernel);

@@ -35,6 +35,9 @@ impl Machine<'_> {
     /// Notes the accesses of a group; the first lane in conflict, if any.
     fn touch(&mut self, warp: &Warp, mem: &Mem, group: &Group, mask: u32) -> Option<(usize, Conflict)> {
         let (bits, span, access) = ((mem.bytes * mem.count).trailing_zeros(), self.span, mem.access);
+        if span.ignored {
+            return None;
+        }
         let stamps: [_; 32] = std::array::from_fn(|lane| warp.stamp(self, lane));
         let region = self.home(group.home)?;
         lanes(mask).find_map(|lane| {

@@ -27,11 +27,21 @@ pub struct Launch<'a> {
     pub seed: u64,
     /// Instructions one warp may run in a block before it counts as stuck.
     pub step_limit: u64,
+    /// Data races are looked for, which takes a third of the time.
+    pub races: bool,
 }
 
 impl Default for Launch<'_> {
     fn default() -> Self {
-        Self { grid: [1; 3], block: [1; 3], dynamic_shared: 0, params: &[], seed: 0, step_limit: 1 << 25 }
+        Self {
+            grid: [1; 3],
+            block: [1; 3],
+            dynamic_shared: 0,
+            params: &[],
+            seed: 0,
+            step_limit: 1 << 25,
+            races: true,
+        }
     }
 }
 

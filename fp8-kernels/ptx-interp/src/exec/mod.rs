@@ -58,7 +58,7 @@ pub fn run(kernel: &Kernel, launch: &Launch<'_>, memory: &Memory) -> Result<Stat
         variables: kernel.variables.iter().map(variable).collect(),
         shared: Region::new(0, kernel.dynamic_offset() + launch.dynamic_shared, "shared memory"),
         met: vec![0; kernel.code.len()],
-        span: Span { launch: first, block: first },
+        span: Span { launch: first, block: first, ignored: !launch.races },
         phase: first,
         block: [0; 3],
         order: (launch.seed != 0).then_some(Order(launch.seed)),

@@ -7,7 +7,7 @@ use fp8_nn::prelude::*;
 
 const BATCH: usize = 4;
 const SEQ: usize = 64;
-const STEPS: u64 = 20;
+const STEPS: u64 = 12;
 const RATE: f32 = 1e-3;
 
 /// A model of whose weights and tokens no block is split by two ranks.
