@@ -21,6 +21,18 @@ fn of_tests(sh: &Shell, kind: &str, name: &str) -> Result<Option<PathBuf>> {
     Ok(messages.lines().find_map(|line| file(line, kind, name)))
 }
 
+/// A program and the simulated device's library, with the features that all tests use: the examples depend on it.
+pub(crate) fn with_simulator(sh: &Shell, program: &str) -> Result<[PathBuf; 2]> {
+    let format = "json-render-diagnostics";
+    let options = ["--workspace", "--all-features", "--examples", "--bin", program];
+    let messages = cmd!(sh, "cargo build {options...} --message-format {format}").quiet().read()?;
+    let find = |kind, name| {
+        let found = messages.lines().find_map(|line| file(line, kind, name));
+        found.ok_or_else(|| format!("cargo reports no file for the {kind} {name}"))
+    };
+    Ok([find("bin", program)?, find("cdylib", "fp8_cuda_sim")?])
+}
+
 /// The simulated device's library.
 pub(crate) fn simulator(sh: &Shell) -> Result<PathBuf> {
     let format = "json-render-diagnostics";

@@ -26,6 +26,7 @@ mod real_model;
 mod report;
 mod sass;
 mod sim;
+mod simulated;
 mod task;
 mod test;
 mod tidy;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Task::Sass(options) => sass::run(&options),
         Task::RealModel(options) => real_model::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Sim(options) => sim::run(&options),
+        Task::Simulated => simulated::run(),
         Task::Conformance(options) => conformance::run(&options),
         Task::Mutate(options) => mutate::run(&options),
         Task::MutateCodec(options) => mutate_codec::run(&options),

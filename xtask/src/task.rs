@@ -22,6 +22,8 @@ pub(crate) enum Task {
     Sass(sass::Sass),
     /// Runs a command with the simulated CUDA device in place of NVIDIA's libraries
     Sim(sim::Sim),
+    /// Runs what `test` leaves out on the simulated CUDA device: collectives on other architectures, sums of fewer bits, reference data, trainings (minutes)
+    Simulated,
     /// Runs the conformance suite on each backend, on the simulated device with several seeds (minutes)
     Conformance(conformance::Conformance),
     /// Plants mistakes in the kernels and checks that the suite finds them (hours; minutes with --sample)

@@ -9,7 +9,6 @@ mod changes;
 mod examples;
 mod ignored;
 mod package;
-mod simulated;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -21,7 +20,7 @@ use crate::conformance::{Backend, Job};
 use crate::ptx::nvrtc;
 use crate::report::Report;
 use crate::workspace::{Result, Workspace, shell};
-use crate::{artifact, checks, conformance, gpu_bundle, gpu_test, mutate, process, ptx, sass, tidy};
+use crate::{artifact, checks, conformance, gpu_bundle, mutate, process, ptx, sass, tidy};
 
 #[derive(clap::Args)]
 pub(crate) struct Test {
@@ -66,12 +65,6 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
     if cfg!(target_os = "linux") && has_changed(&KERNELS) {
         kernels(&sh, &mut report);
     }
-    if cfg!(target_os = "linux") && (has_changed(&KERNELS) || has_changed(&["fp8-dist"])) {
-        // Whether quantized gathers carry a transposed copy depends on the architecture; the tests have run on sm_90.
-        report.step("NCCL and gathers on sm_89 and sm_100", || {
-            gpu_test::simulated(&sh, "fp8-dist", &[89, 100])
-        });
-    }
     if cfg!(target_os = "linux") {
         report.step("attack, a short draw", || checks::short_attack(&sh));
     }
@@ -83,9 +76,8 @@ pub(crate) fn run(options: &Test) -> Result<ExitCode> {
         });
         report.step("packages", || package::check(&sh, &workspace));
         report.step("benches, once each", || benches(&sh, &workspace));
-        let examples = examples::run(&sh, &mut report);
+        examples::run(&sh, &mut report);
         if cfg!(target_os = "linux") {
-            report.step("training and golden data on the simulated GPU", || simulated::run(&sh, &examples));
             report.step("the GPU bundle's peers, without a GPU", || gpu_bundle::peers::dry_run(&sh));
         }
     }
@@ -152,14 +144,6 @@ fn kernels(sh: &Shell, report: &mut Report) {
         let (line, is_good) = (total.line(), total.is_good());
         before = mutate::Before { seed: SEED, watched: total.into_watched() };
         if is_good { Ok(line) } else { Err(line.into()) }
-    });
-    report.step("kernels, FP8 sums of fewer bits", || {
-        let program = artifact::conformance(sh)?;
-        for cases in ["cuda-sim::gemm_fp8", "cuda-sim::linear"] {
-            // About as many as tensor cores of Ada and Hopper keep.
-            cmd!(sh, "{program} {cases}").env("FP8_SIM_FP8_SUM_BITS", "13").run()?;
-        }
-        Ok(String::new())
     });
     report.step("kernels, mutants", || {
         let (draw, patience) = (mutate::Draw::Sample(MUTANTS), Duration::from_secs(mutate::PATIENCE));

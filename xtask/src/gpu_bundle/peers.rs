@@ -66,16 +66,9 @@ struct Programs {
 }
 
 impl Programs {
-    /// The examples depend on the simulated device, so that it is built with the features that all tests use.
     fn build(sh: &Shell) -> Result<Self> {
-        let format = "json-render-diagnostics";
-        let options = ["--workspace", "--all-features", "--examples", "--bin", "gpu_bench"];
-        let messages = cmd!(sh, "cargo build {options...} --message-format {format}").quiet().read()?;
-        let find = |kind, name| {
-            let found = messages.lines().find_map(|line| artifact::file(line, kind, name));
-            found.ok_or_else(|| format!("cargo reports no file for the {kind} {name}"))
-        };
-        Ok(Self { gpu_bench: find("bin", "gpu_bench")?, simulator: find("cdylib", "fp8_cuda_sim")? })
+        let [gpu_bench, simulator] = artifact::with_simulator(sh, "gpu_bench")?;
+        Ok(Self { gpu_bench, simulator })
     }
 
     /// Section and case of all that `gpu_bench` measures.

@@ -6,48 +6,32 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use xshell::{Shell, cmd};
 
-use crate::artifact;
 use crate::report::Report;
 use crate::workspace::Result;
 
 /// An example that needs more than this is no longer something to try out.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The files that the build produced.
-#[derive(Default)]
-pub(crate) struct Examples {
-    /// Names and programs, sorted by name.
-    pub(crate) programs: Vec<(String, PathBuf)>,
-    /// The program `fp8`.
-    pub(crate) fp8: Option<PathBuf>,
-    /// The simulated device's library, which some of them are built with.
-    pub(crate) simulator: Option<PathBuf>,
-}
-
 /// Adds one step for the build and one for each numbered example.
-pub(crate) fn run(sh: &Shell, report: &mut Report) -> Examples {
-    let mut built = Examples::default();
+pub(crate) fn run(sh: &Shell, report: &mut Report) {
+    let mut built = Vec::new();
     report.step("examples", || {
         built = build(sh)?;
-        Ok(format!("{} built", built.programs.len()))
+        Ok(format!("{} built", built.len()))
     });
-    for (name, program) in built.programs.iter().filter(|(name, _)| is_numbered(name)) {
+    for (name, program) in built.iter().filter(|(name, _)| is_numbered(name)) {
         report.step(&format!("example {name}"), || start(sh, program));
     }
-    built
 }
 
-/// Cargo itself says where it put them.
-fn build(sh: &Shell) -> Result<Examples> {
+/// Returns names and programs, sorted by name. Cargo itself says where it put them.
+fn build(sh: &Shell) -> Result<Vec<(String, PathBuf)>> {
     let format = "json-render-diagnostics";
     let messages =
-        cmd!(sh, "cargo build --workspace --all-features --examples --bin fp8 --message-format {format}")
-            .read()?;
+        cmd!(sh, "cargo build --workspace --all-features --examples --message-format {format}").read()?;
     let mut programs: Vec<_> = messages.lines().filter_map(program).collect();
     programs.sort();
-    let find = |kind: &str, name: &str| messages.lines().find_map(|line| artifact::file(line, kind, name));
-    let (fp8, simulator) = (find("bin", "fp8"), find("cdylib", "fp8_cuda_sim"));
-    Ok(Examples { programs, fp8, simulator })
+    Ok(programs)
 }
 
 fn program(message: &str) -> Option<(String, PathBuf)> {

@@ -13,10 +13,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use xshell::Shell;
 
-use super::examples::Examples;
 use crate::checks::Checks;
 use crate::workspace::Result;
-use crate::{process, sim};
+use crate::{artifact, process, sim};
 
 const MODEL: &str =
     "--steps 20 --layers 2 --hidden 32 --heads 2 --seq 16 --batch 2 --recipe delayed --sample 0 --quiet";
@@ -26,13 +25,11 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// The name that the simulated GPU reports.
 const NAME: &str = "PTX interpreter";
 
-/// Runs it all with the programs that are there already.
-pub(crate) fn run(sh: &Shell, examples: &Examples) -> Result<String> {
-    let library = examples.simulator.as_deref().ok_or("cargo reports no library for fp8-cuda-sim")?;
-    let fp8 = examples.fp8.as_deref().ok_or("cargo reports no program fp8")?;
+pub(super) fn run(sh: &Shell) -> Result<String> {
+    let [fp8, library] = artifact::with_simulator(sh, "fp8")?;
     let folder = tempfile::tempdir()?;
     let libraries = folder.path().join("libraries");
-    sim::fill(&libraries, library)?;
+    sim::fill(&libraries, &library)?;
     let command = |program: &Path, words: &str| {
         let mut command = Command::new(program);
         command.args(words.split_whitespace()).env("FP8_CUDA_LIB_DIR", &libraries);
@@ -47,7 +44,7 @@ pub(crate) fn run(sh: &Shell, examples: &Examples) -> Result<String> {
         let golden = scope.spawn(golden);
         let trainings = process::each(&jobs, process::cores().min(jobs.len()), |index, job| {
             let report = folder.path().join(index.to_string());
-            let mut train = command(fp8, &format!("train {MODEL} {job}"));
+            let mut train = command(&fp8, &format!("train {MODEL} {job}"));
             train.arg("--report-dir").arg(&report);
             let trained = finish(train).and_then(|_| Training::read(&report));
             trained.map_err(|error| error.to_string())
