@@ -21,7 +21,8 @@ fn of_tests(sh: &Shell, kind: &str, name: &str) -> Result<Option<PathBuf>> {
     Ok(messages.lines().find_map(|line| file(line, kind, name)))
 }
 
-/// A program and the simulated device's library, with the features that all tests use: the examples depend on it.
+/// Builds a program and the simulated device's library, with the features that all tests use, because the examples depend on the library.
+/// Returns both files.
 pub(crate) fn with_simulator(sh: &Shell, program: &str) -> Result<[PathBuf; 2]> {
     let format = "json-render-diagnostics";
     let options = ["--workspace", "--all-features", "--examples", "--bin", program];

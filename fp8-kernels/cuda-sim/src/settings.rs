@@ -14,7 +14,7 @@
 //! | `FP8_SIM_LEAKS` | `0`, `1` | `0` | print what is still live when the process exits |
 //! | `FP8_SIM_NCCL_SHARED` | `0`, `1` | `0` | several ranks of a communicator may share the device |
 //! | `FP8_SIM_STUB` | `0`, `1` | `0` | run no kernels, products, fills and copies: to time the host |
-//! | `FP8_SIM_RACES` | `0`, `1` | `1` | look for data races inside kernels, which takes a third of their time |
+//! | `FP8_SIM_RACES` | `0`, `1` | `1` | look for data races inside kernels, which takes up to a third of their time |
 //! | `FP8_SIM_FP8_SUM_BITS` | 1 to 23 | none: f32 | how many bits below the largest of 32 products, and of what was there, are kept when FP8 products are added up: 13 is about what tensor cores of Ada and Hopper do |
 //! | `FP8_SIM_FP4_BIAS` | `0`, `1` | `1` | cuBLASLt adds a bias to products of FP4 operands |
 //! | `FP8_SIM_SNAPSHOTS` | folder | none | its `*.ptx` files stand for the built-in snapshots of the same names |

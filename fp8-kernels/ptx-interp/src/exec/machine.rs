@@ -27,7 +27,7 @@ pub struct Launch<'a> {
     pub seed: u64,
     /// Instructions one warp may run in a block before it counts as stuck.
     pub step_limit: u64,
-    /// Data races are looked for, which takes a third of the time.
+    /// Data races are looked for, which takes up to a third of the time.
     pub races: bool,
 }
 
