@@ -101,7 +101,7 @@ fn factors(scale_inv: &Tensor) -> Vec<u32> {
 pub(crate) fn stateless() -> Vec<Recipe> {
     let names = unless_simulated(
         vec!["current", "rowwise", "rowwise-gw-hp", "block", "deepseek", "mxfp8", "nvfp4"],
-        vec!["current", "nvfp4"],
+        vec!["current", "block", "nvfp4"],
     );
     let known = |name: &&str| Recipe::NAMES.contains(name);
     let recipes: Vec<_> =
