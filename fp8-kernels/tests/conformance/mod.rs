@@ -55,6 +55,7 @@ mod norm_counters;
 mod norm_gradients;
 mod norm_specials;
 mod nvfp4;
+mod odd_scales;
 mod optimizer;
 mod optimizer_rules;
 mod optimizer_steps;
@@ -127,6 +128,7 @@ pub(crate) const ALL: &[&[Case]] = &[
     norm_gradients::CASES,
     norm_specials::CASES,
     nvfp4::CASES,
+    odd_scales::CASES,
     optimizer::CASES,
     optimizer_rules::CASES,
     optimizer_steps::CASES,

@@ -18,7 +18,7 @@ pub(crate) fn quantize(values: &[f32], encoding: Encoding, scale: f32) -> Quanti
             out.amax = v.abs();
         }
         // Where there is a choice, what is too large becomes an infinity, or NaN.
-        if v.is_finite() && !encoding.is_finite(encoding.from_f32(v * scale)) {
+        if v.is_finite() && !(v * scale).is_nan() && !encoding.is_finite(encoding.from_f32(v * scale)) {
             out.saturated += 1;
         }
         if v.is_nan() {

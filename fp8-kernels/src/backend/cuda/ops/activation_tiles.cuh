@@ -29,14 +29,11 @@ __device__ __forceinline__ uint2 codes_of(const float v[8], float scale, float& 
     }
 #pragma unroll
     for (int k = 1; k < 8; k++) largest = max_or_nan(largest, fabsf(v[k]));
-    if (largest != largest) {
+    if (!(largest * scale < INFINITY_F)) {
+        words[0] = plain_nan(words[0], FORMAT), words[1] = plain_nan(words[1], FORMAT);
         largest = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const int at = 8 * (k % 4);
-            if (v[k] != v[k]) words[k / 4] = (words[k / 4] & ~(0xffu << at)) | (0x7fu << at);
-            largest = fmaxf(largest, fabsf(v[k]));
-        }
+        for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
     }
     amax = fmaxf(amax, largest);
     return make_uint2(words[0], words[1]);

@@ -219,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)
         Codes out = begin_codes(nullptr, format_of(r), r.counters);
         out.scale = fabsf(scale);
         if (!coding) out.counters = nullptr;
+        out.is_careful = out.counters || !keeps_numbers(out.scale);
         const Update update = {r, f, skips};
         for (; next < end; next++) any_tile(tile, out, r, next - first, coding, update);
         finish_codes(out, slot == SLOT_NONE ? nullptr : amaxes + tensor, coding ? r.counters : nullptr, 0, scratch);

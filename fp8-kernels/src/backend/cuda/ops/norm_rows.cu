@@ -144,10 +144,10 @@ __device__ __forceinline__ void rows_ahead(const Norm& norm, const Sink& sink, C
             if (TO == TO_E4M3) *(uint2*)(sink.codes + to + c * apart) = make_uint2(words[0], words[1]);
             if (TO == TO_BF16 && sink.y) store8(sink.y, BF16, to + c * apart, v[c]);
         }
-        if (TO != TO_E4M3 || largest == largest) {
+        if (TO != TO_E4M3 || largest * out.scale < INFINITY_F) {
             out.amax = fmaxf(out.amax, largest);
         } else {
-            // Once more: the code of a NaN is 0x7F, and it is no amax.
+            // Once more: the code of a product that is NaN is 0x7F, and a value that is NaN is no amax.
 #pragma unroll 1
             for (u32 col = first; col < cols; col += apart) {
                 load8(v[0], norm.x, BF16, to - first + col);

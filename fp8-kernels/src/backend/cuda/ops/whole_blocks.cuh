@@ -146,10 +146,8 @@ __device__ __forceinline__ void put_turned(WholeShared& shared, const BlockPart&
         u32 first = encode2_numbers(low[0], low[1], FORMAT) | encode2_numbers(low[2], low[3], FORMAT) << 16;
         u32 second = encode2_numbers(high[0], high[1], FORMAT) | encode2_numbers(high[2], high[3], FORMAT) << 16;
         if (mends) {
-            const u32 top = permute<0x7351>(nan2<DTYPE>(part.w[0][k]), nan2<DTYPE>(part.w[1][k]));
-            const u32 bottom = permute<0x7351>(nan2<DTYPE>(part.w[2][k]), nan2<DTYPE>(part.w[3][k]));
-            first = mended(first, permute<0xdc98>(top, bottom));
-            second = mended(second, permute<0xfeba>(top, bottom));
+            first = plain_nan(first, FORMAT);
+            second = plain_nan(second, FORMAT);
         }
         // A column is a line of 128 bytes.
         to[2 * k * (BLOCK_TILE / 4)] = first;
@@ -296,8 +294,8 @@ __device__ __forceinline__ void quantize_whole_block(WholeShared& shared, const 
         low[r] = codes4<DTYPE, FORMAT>(part.w[r][0], part.w[r][1], scales[r]);
         high[r] = codes4<DTYPE, FORMAT>(part.w[r][2], part.w[r][3], scales[r]);
         if (mends) {
-            low[r] = mend_codes4<DTYPE>(low[r], part.w[r][0], part.w[r][1]);
-            high[r] = mend_codes4<DTYPE>(high[r], part.w[r][2], part.w[r][3]);
+            low[r] = plain_nan(low[r], FORMAT);
+            high[r] = plain_nan(high[r], FORMAT);
         }
         *(uint2*)(sink.codes + place + (u64)r * cols) = make_uint2(low[r], high[r]);
     }

@@ -104,12 +104,12 @@ __device__ __forceinline__ float code_whole_tiles(u32* tile, float* parts, const
             high[r] = codes4<DTYPE, FORMAT>(part[r].z, part[r].w, scale);
         }
         u32 peak = part_peak_nan<DTYPE>(part);
-        if (has_nan<DTYPE>(peak)) {
+        if (has_nan<DTYPE>(peak) || !keeps_numbers(scale)) {
             peak = part_peak<DTYPE>(part);
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                low[r] = mend_codes4<DTYPE>(low[r], part[r].x, part[r].y);
-                high[r] = mend_codes4<DTYPE>(high[r], part[r].z, part[r].w);
+                low[r] = plain_nan(low[r], FORMAT);
+                high[r] = plain_nan(high[r], FORMAT);
             }
         }
         largest = max2<DTYPE>(largest, peak);

@@ -8,11 +8,13 @@ struct Codes {
     float amax;
     u32 saturated;
     u32 underflowed;
+    int is_careful;  // something is counted, or the scale makes NaN of numbers
 };
 
 // `scale` is a scale cell: its magnitude counts. Null: values are only looked at for their amax.
 __device__ __forceinline__ Codes begin_codes(const float* scale, int format, u64* counters) {
-    return {scale ? fabsf(*scale) : 1.0f, format, counters, 0.0f, 0, 0};
+    const float magnitude = scale ? fabsf(*scale) : 1.0f;
+    return {magnitude, format, counters, 0.0f, 0, 0, counters || !keeps_numbers(magnitude)};
 }
 
 __device__ __forceinline__ void count_code(Codes& out, float v, u32 code) {
@@ -61,13 +63,14 @@ __device__ __forceinline__ uint2 code8(Codes& out, const float v[8]) {
         words[w] = encode2_numbers(four[0], four[1], out.format) | encode2_numbers(four[2], four[3], out.format) << 16;
     }
     const int is_usual = largest * out.scale <= saturation_limit(out.format) && smallest > least;
-    if (!is_usual && (out.counters || largest != largest)) {
+    if (!is_usual && (out.is_careful || largest != largest)) {
         u32 nan = 0;
         largest = 0.0f;
+        words[0] = plain_nan(words[0], out.format), words[1] = plain_nan(words[1], out.format);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const int at = 8 * (k % 4);
-            if (v[k] != v[k]) words[k / 4] = (words[k / 4] & ~(0xffu << at)) | (0x7fu << at), nan++;
+            nan += v[k] != v[k];
             largest = fmaxf(largest, fabsf(v[k]));
             count_code(out, v[k], words[k / 4] >> at & 0xffu);
         }

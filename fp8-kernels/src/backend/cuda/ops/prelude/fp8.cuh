@@ -1,6 +1,7 @@
 // ---- FP8 ----
 
-// Codes of two values that are not NaN, `low` in the low byte: to nearest, ties to even, saturating.
+// Codes of two values, `low` in the low byte: to nearest, ties to even, saturating. PTX does not say which code of NaN it makes:
+// `plain_nan` is for that.
 __device__ __forceinline__ u32 encode2_numbers(float low, float high, int format) {
     u16 pair;
     if (format == E4M3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -8,7 +9,16 @@ __device__ __forceinline__ u32 encode2_numbers(float low, float high, int format
     return pair;
 }
 
-// The same of any two values: NaN is 0x7F whatever its sign.
+// Four such codes, NaN as 0x7F whatever its sign. Saturated, no number has a code beyond the largest value's.
+__device__ __forceinline__ u32 plain_nan(u32 codes, int format) {
+    const u32 beyond = ((codes & 0x7f7f7f7fu) + (format == E4M3 ? 0x01010101u : 0x04040404u)) & 0x80808080u;
+    return (codes & ~beyond) | (beyond - (beyond >> 7));
+}
+
+// Whether products of a number by this magnitude of a scale are numbers: not by NaN, by infinity or, of infinity, by zero.
+__device__ __forceinline__ int keeps_numbers(float scale) { return scale > 0.0f && scale < INFINITY_F; }
+
+// The codes of two values, NaN as 0x7F.
 __device__ __forceinline__ u32 encode2(float low, float high, int format) {
     u32 codes = encode2_numbers(low, high, format);
     if (low != low) codes = (codes & 0xff00u) | 0x7fu;

@@ -57,7 +57,7 @@ __device__ __forceinline__ float larger_half(u32 pair) {
     return fmaxf(low, high);
 }
 
-// The codes of two pairs, in memory order, as long as no value is NaN: mend_codes4 is for those.
+// The codes of two pairs, in memory order; `plain_nan` is for those of NaN.
 template <int DTYPE, int FORMAT>
 __device__ __forceinline__ u32 codes4(u32 first, u32 second, float scale) {
     float v[4];
@@ -72,13 +72,4 @@ __device__ __forceinline__ u32 permute(u32 a, u32 b) {
     u32 r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "n"(SELECTOR));
     return r;
-}
-
-// The code of NaN where `mask` has ones.
-__device__ __forceinline__ u32 mended(u32 codes, u32 mask) { return (codes & ~mask) | (0x7f7f7f7fu & mask); }
-
-// The four codes of two pairs, those of NaN put right.
-template <int DTYPE>
-__device__ __forceinline__ u32 mend_codes4(u32 codes, u32 first, u32 second) {
-    return mended(codes, permute<0xfdb9>(nan2<DTYPE>(first), nan2<DTYPE>(second)));
 }
