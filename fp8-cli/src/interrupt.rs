@@ -24,6 +24,14 @@ const SAVING: &str = "finishing the step and saving; a second signal ends at onc
 /// A second signal so soon is the first one, told twice.
 const ECHO: Duration = Duration::from_secs(1);
 
+/// The end of the name of what is being removed.
+const REMOVED: &str = "-removed";
+/// Another thread may be creating or removing a temporary file right now. So many looks in a row must find none, each after a
+/// pause; there are not more than `MOST_LOOKS` of them.
+const LOOKS: u32 = 3;
+const MOST_LOOKS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// The number of SIGINT.
 const CTRL_C: i32 = 2;
 
@@ -192,13 +200,15 @@ pub(crate) fn begin_to_leave() {
 fn leave() -> ! {
     begin_to_leave();
     let mut sentence = SENTENCE.to_owned();
-    for folder in lock(&FOLDERS).iter() {
-        for found in temporaries(folder) {
-            let _ = fs::remove_file(folder.join(found));
+    let mut found_none = 0;
+    for _ in 0..MOST_LOOKS {
+        found_none = if remove_temporaries() { 0 } else { found_none + 1 };
+        if found_none == LOOKS {
+            break;
         }
+        std::thread::sleep(PAUSE);
     }
     for output in lock(&OUTPUTS).iter() {
-        remove_partial(output);
         // The signal came after the renaming, which makes a folder appear as a whole.
         if output.is_written || (!output.was_full && is_full(&output.path)) {
             sentence =
@@ -209,22 +219,46 @@ fn leave() -> ! {
     std::process::exit(i32::from(CODE))
 }
 
-/// Removes the temporary files and folders that this process has created for an output.
-fn remove_partial(output: &Output) {
+/// Removes the temporary files and folders of this process. Returns whether there was one.
+fn remove_temporaries() -> bool {
+    let mut has_found = false;
+    for folder in lock(&FOLDERS).iter() {
+        for found in temporaries(folder) {
+            let _ = fs::remove_file(folder.join(found));
+            has_found = true;
+        }
+    }
+    for output in lock(&OUTPUTS).iter() {
+        has_found |= remove_partial(output);
+    }
+    has_found
+}
+
+/// Removes the temporary files and folders that this process has created for an output. Returns whether there was one.
+fn remove_partial(output: &Output) -> bool {
+    let mut has_found = false;
     for found in temporaries(&output.parent) {
         // They are called PREFIX, process, number, the output's name, and perhaps `.lock`, joined by dashes.
         let text = found.to_string_lossy().into_owned();
-        let text = text.strip_suffix(".lock").unwrap_or(&text);
+        let (text, is_removed) = match text.strip_suffix(REMOVED) {
+            Some(text) => (text, true),
+            None => (&*text, false),
+        };
+        let text = text.strip_suffix(".lock").unwrap_or(text);
         let is_own = text.strip_prefix(AtomicFile::PREFIX).and_then(|rest| rest.splitn(3, '-').nth(2));
         if is_own != Some(output.name.as_str()) || output.others.contains(&found) {
             continue;
         }
+        has_found = true;
         // Renamed first: what is being removed must not take its place any more.
         let mut doomed = found.clone();
-        doomed.push("-removed");
+        if !is_removed {
+            doomed.push(REMOVED);
+        }
         let (found, doomed) = (output.parent.join(found), output.parent.join(doomed));
-        if fs::rename(found, &doomed).is_ok() {
+        if is_removed || fs::rename(found, &doomed).is_ok() {
             let _ = fs::remove_dir_all(&doomed).or_else(|_| fs::remove_file(&doomed));
         }
     }
+    has_found
 }

@@ -96,7 +96,7 @@ fn quantized_together(device: &Device, encoding: Encoding) -> Outcome {
     Ok(())
 }
 
-/// What an operation gives with each of the scales, in each shape.
+/// Compares the codes that `run` makes with each of the scales, in each shape.
 fn as_the_cpu(
     device: &Device,
     encoding: Encoding,
