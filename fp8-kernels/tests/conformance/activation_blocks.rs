@@ -83,7 +83,7 @@ fn gradients_of_activations(device: &Device, dtype: DType) -> Outcome {
 }
 
 /// A matrix that has each special value in all lanes, and once among others; in some rows beside an infinity, so that the scale
-/// is 1 and values saturate.
+/// is 1 and values saturate. In the last rows, NaN is in each of the eight places of a vector alone.
 fn special_matrix(beside_infinity: bool) -> (Vec<f32>, [usize; 2]) {
     let (specials, cols) = (specials(), 72);
     let mut random = Random::new(3);
@@ -95,7 +95,10 @@ fn special_matrix(beside_infinity: bool) -> (Vec<f32>, [usize; 2]) {
         values.extend((48..64).map(|col| if (col + col / 8) % 2 == 0 { special } else { 0.0 }));
         values.extend((64..72).map(|col| if beside_infinity && col == 64 { f32::INFINITY } else { special }));
     }
-    (values, [specials.len(), cols])
+    for place in 0..8 {
+        values.extend((0..cols).map(|col| if col == 9 * place { f32::NAN } else { random.normal() }));
+    }
+    (values, [specials.len() + 8, cols])
 }
 
 /// The values themselves, by functions that are the identity for positive inputs and for what they are multiplied by.

@@ -13,9 +13,9 @@ use fp8_kernels::{
 cases![counts_beside_infinities: DtypesAndFormats, amaxes_of_needles: Dtypes];
 
 /// With a scale of 1, which an infinite tensor has too, large values saturate and small ones vanish, and both are counted;
-/// zeros are not. Two tensors a step, with scales of their own or with committed ones.
+/// zeros are not; NaN is counted by itself. Two tensors a step, with scales of their own or with committed ones.
 fn counts_beside_infinities(device: &Device, dtype: DType, encoding: Encoding) -> Outcome {
-    let values = [f32::INFINITY, -6e4, 1e-6, 449.0, 0.0, -3.0, f32::NEG_INFINITY, 6e4, -1e-6];
+    let values = [f32::INFINITY, -6e4, 1e-6, 449.0, 0.0, -3.0, f32::NEG_INFINITY, 6e4, -1e-6, f32::NAN];
     let step = AdamWStep { weight_decay: 0.0, ..STEP };
     let rule = ScaleRule::Current { fp8_max: encoding.max(), epsilon: 0.0, power_2_scales: false };
     let pairs = [[[3, 5], [16, 8]], [[130, 66], [128, 64]], [[2, 16], [129, 72]], [[5, 1], [40, 61]]];
