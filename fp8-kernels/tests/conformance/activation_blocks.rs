@@ -16,6 +16,7 @@ cases![
     special_values: DtypesAndFormats,
     ragged_columns: Dtypes,
     needles,
+    far_values: Dtypes,
 ];
 
 /// Partial blocks in both directions, tiles of one row and of one column, whole tiles one below the other.
@@ -182,6 +183,26 @@ fn needles(device: &Device) -> Outcome {
         }
         for (values, rule) in needle_in_each_warp(&rules_for_warps()) {
             check(&values, rule)?;
+        }
+    }
+    Ok(())
+}
+
+/// Inputs at which the sigmoid is 0 or 1, in each of the eight places of a vector.
+fn far_values(device: &Device, dtype: DType) -> Outcome {
+    let far = [-130.0, 200.0, -6e4, 6e4, -1e30, 1e30, f32::NEG_INFINITY, f32::INFINITY];
+    let rows = 8 * far.len();
+    for activation in [Activation::Gelu, Activation::Silu, Activation::Geglu, Activation::Swiglu] {
+        for rule in rules() {
+            same_as_cpu(&format!("{activation} {dtype} {rule:?}"), device, |device| {
+                let [_, width] = input([rows, 72], activation);
+                let mut random = Random::new(4);
+                let values = (0..rows * width).map(|i| match i % width == 9 * (i / width % 8) {
+                    true => far[i / width / 8],
+                    false => random.normal(),
+                });
+                both(&tensor(values.collect(), [rows, width], dtype, device)?, activation, rule, device)
+            })?;
         }
     }
     Ok(())
